@@ -1,0 +1,70 @@
+"""Linear attention as a module: RoFormer's eq. 19 (arXiv 2104.09864) between projections.
+
+    out_m = Σ_{n≤m} (R_m φ(q_m))ᵀ (R_n φ(k_n)) v_n / Σ_{n≤m} φ(q_m)ᵀ φ(k_n)
+
+The op is `lin_attn.linear_attention`; here stand the projections and the choices that a model makes once.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from lin_attn.attention.multi_head import MultiHeadAttention
+from lin_attn.ops import LinearState, linear_attention
+from lin_attn.positions import Rotary
+
+
+class LinearAttention(MultiHeadAttention):
+    """Multi-head linear attention, O(N) in time and O(1) in state.
+
+    Args:
+        d_model, n_heads, n_kv_heads, head_dim, causal, output_norm, bias: as in MultiHeadAttention.
+        feature_map: φ, by name or as a callable (…, D) → (…, D); a module's parameters are learned.
+        rope: "after" φ (eq. 19), "before" it, or "none".
+        rope_base: base of the rotary wavelengths.
+        normalize: divide by the unrotated sum of weights.
+        backend: of `lin_attn.linear_attention`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        feature_map: str | Callable[[Tensor], Tensor] = "elu1",
+        rope: str = "after",
+        rope_base: float = 10000.0,
+        normalize: bool = True,
+        causal: bool = True,
+        output_norm: bool = False,
+        bias: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            d_model, n_heads, n_kv_heads, head_dim, causal=causal, output_norm=output_norm, bias=bias
+        )  # fmt: skip
+        if rope not in ("after", "before", "none"):
+            raise ValueError(f"rope is {rope!r}; wanted 'after', 'before' or 'none'")
+        self.feature_map, self.rope, self.normalize, self.backend = feature_map, rope, normalize, backend
+        self.rotary = None if rope == "none" else Rotary(self.head_dim, rope_base)
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: LinearState | None
+    ) -> tuple[Tensor, LinearState]:
+        """See MultiHeadAttention.mix."""
+        return linear_attention(
+            q,
+            k,
+            v,
+            feature_map=self.feature_map,
+            rotary=self.rotary,
+            rope="after" if self.rope == "none" else self.rope,
+            normalize=self.normalize,
+            causal=self.causal,
+            key_mask=key_mask,
+            state=state,
+            return_state=True,
+            backend=self.backend,
+        )
