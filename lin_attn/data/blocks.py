@@ -1,0 +1,128 @@
+"""Blocks of a token stream, and the order in which each process reads them.
+
+Block i of length N has the inputs stream[iN : (i+1)N] and the targets stream[iN+1 : (i+1)N+1]: every token
+but the first is a target once. The last block is filled up with ignored targets, so that nothing is
+dropped.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, DistributedSampler
+
+from lin_attn.data.store import TokenStore
+from lin_attn.data.tokenizer import Tokenizer
+
+IGNORED = -100  # what torch's cross entropy ignores
+EMPTY_BLOCK = -1
+
+Batch = dict[str, Tensor]
+
+
+class BlockDataset(Dataset[Batch]):
+    """The blocks of one split.
+
+    An item, and a batch with B in front, has
+        tokens   (N,) int64   inputs; the end token where the stream has ended
+        targets  (N,) int64   the token after each input, -100 where there is none
+        n_bytes  () int64     bytes that the targets stand for
+        start    () int64     index of the first target in the token stream
+
+    Index -1 gives a block without targets, which fills uneven ranks without changing a sum.
+
+    Args:
+        store: The tokens.
+        tokenizer: Gives the end token and the bytes of each token.
+        block_length: N.
+    """
+
+    def __init__(self, store: TokenStore, tokenizer: Tokenizer, block_length: int) -> None:
+        self.store = store
+        self.block_length = block_length
+        self._end_id = tokenizer.end_id
+        self._token_bytes: npt.NDArray[np.int64] = tokenizer.token_bytes
+
+    def __len__(self) -> int:
+        """Number of blocks, the last partial one included."""
+        return -(-max(len(self.store) - 1, 0) // self.block_length)
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: value[0] for name, value in self.__getitems__([index]).items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Reads a whole batch at once; DataLoader calls this, and `as_is` hands it on.
+
+        Raises:
+            IndexError: There is no such block.
+        """
+        shape = (len(indices), self.block_length)
+        tokens = np.full(shape, self._end_id, dtype=np.int64)
+        targets = np.full(shape, IGNORED, dtype=np.int64)
+        n_bytes = np.zeros(len(indices), dtype=np.int64)
+        start = np.full(len(indices), len(self.store), dtype=np.int64)
+        for row, index in enumerate(indices):
+            if index == EMPTY_BLOCK:
+                continue
+            if not 0 <= index < len(self):
+                raise IndexError(f"block {index} of {len(self)}")
+            first = index * self.block_length
+            stream = self.store.tokens(first, first + self.block_length + 1)
+            n = len(stream) - 1
+            tokens[row, :n] = stream[:-1]
+            targets[row, :n] = stream[1:]
+            n_bytes[row] = self._token_bytes[stream[1:]].sum()
+            start[row] = first + 1
+        arrays = {"tokens": tokens, "targets": targets, "n_bytes": n_bytes, "start": start}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def as_is(batch: Any) -> Any:
+    """Collates nothing: `BlockDataset.__getitems__` gives whole batches."""
+    return batch
+
+
+class BlockSampler(DistributedSampler[Any]):
+    """Which blocks a process reads, in which order: a function of (seed, epoch) and the rank alone.
+
+    Ranks take turns: rank r has the places r, r + world_size, ... of one permutation. Where the blocks do
+    not divide, the last ranks get an empty block (EMPTY_BLOCK) and not one twice, as every rank must take
+    the same number of steps.
+
+    It is a DistributedSampler so that Lightning leaves it alone: any other sampler it wraps in one of its
+    own when there are several processes (use_distributed_sampler), which would divide the blocks twice.
+    Lightning calls `set_epoch` at each epoch's start.
+
+    Args:
+        n_blocks: Blocks of all ranks together.
+        seed: Of the order.
+        rank: This process, from 0.
+        world_size: How many processes share the blocks.
+        shuffle: False reads in the order of the text.
+    """
+
+    def __init__(
+        self, n_blocks: int, *, seed: int = 0, rank: int = 0, world_size: int = 1, shuffle: bool = True
+    ) -> None:
+        super().__init__(
+            range(n_blocks),  # type: ignore[arg-type]  # it asks for the length alone
+            num_replicas=world_size,
+            rank=rank,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=False,
+        )
+        self.skip = 0  # blocks of this rank that the next iteration leaves out, see `BlockLoader`
+
+    def __iter__(self) -> Iterator[int]:
+        n_blocks = len(self.dataset)  # type: ignore[arg-type]
+        order = np.arange(n_blocks)
+        if self.shuffle:
+            seeds = np.random.SeedSequence([self.seed, self.epoch])
+            order = np.random.Generator(np.random.Philox(seeds)).permutation(n_blocks)
+        filled = np.pad(order, (0, self.total_size - n_blocks), constant_values=EMPTY_BLOCK)
+        skip, self.skip = self.skip, 0
+        return iter(filled[self.rank :: self.num_replicas][skip:].tolist())
