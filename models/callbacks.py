@@ -1,0 +1,107 @@
+"""What a run shows and writes while it goes on."""
+
+import csv
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter, TQDMProgressBar
+from torch import Tensor
+
+from models.loss import IGNORE
+
+
+class RunProgressBar(TQDMProgressBar):
+    """One training bar over all steps of the run, not one an epoch, so that its time left is the run's."""
+
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        """Opens the bar at the step that the run goes on from."""
+        super().on_train_start()
+        bar = self.train_progress_bar
+        bar.set_description("Training")
+        bar.total = trainer.max_steps if trainer.max_steps > 0 else None
+        bar.initial = bar.n = trainer.global_step
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        """The bar goes on."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Shows the step and the latest figures."""
+        bar = self.train_progress_bar
+        if trainer.global_step > bar.n and self._should_update(trainer.global_step, bar.total or 0):
+            bar.update(trainer.global_step - bar.n)
+            bar.set_postfix(self.get_metrics(trainer, pl_module))
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """The figures without the run's version number."""
+        return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+
+
+class Throughput(Callback):
+    """Logs train/tokens_per_second, of training alone: validation and checkpoints do not count."""
+
+    def __init__(self) -> None:
+        self._tokens, self._since = 0, 0.0
+
+    def on_train_start(self, *_: Any) -> None:
+        """Starts the clock."""
+        self._restart()
+
+    def on_validation_end(self, *_: Any) -> None:
+        """Starts the clock again."""
+        self._restart()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Tensor], batch_idx: int
+    ) -> None:
+        """Counts the batch, and logs at the trainer's logging interval."""
+        self._tokens += batch["tokens"].numel() * trainer.world_size
+        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if interval and trainer.global_step % interval == 0:
+            rate = self._tokens / max(time.perf_counter() - self._since, 1e-9)
+            pl_module.log("train/tokens_per_second", rate, prog_bar=True)
+            self._restart()
+
+    def _restart(self) -> None:
+        self._tokens, self._since = 0, time.perf_counter()
+
+
+class PredictionWriter(BasePredictionWriter):
+    """`predict` writes predictions.csv: a row a document with its targets, bits and bits per byte."""
+
+    def __init__(self) -> None:
+        super().__init__(write_interval="batch")
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the sums over documents."""
+        if trainer.world_size > 1:
+            raise ValueError(f"predict runs on {trainer.world_size} processes; wanted one, trainer.devices=1")
+        self._store = trainer.datamodule.stores["test"]  # type: ignore[attr-defined]
+        self._bits = np.zeros(self._store.n_documents)
+        self._targets = np.zeros(self._store.n_documents, dtype=np.int64)
+
+    def write_on_batch_end(self, trainer: Trainer, pl_module: LightningModule, prediction: Any, *_: Any) -> None:
+        """Adds each target's bits to its document."""
+        nll, targets, start = (prediction[name].cpu() for name in ("nll", "targets", "start"))
+        places = start[:, None] + torch.arange(targets.shape[1])
+        real = targets != IGNORE
+        documents = np.searchsorted(self._store.column("start"), places[real].numpy(), side="right") - 1
+        np.add.at(self._bits, documents, nll[real].double().numpy() / math.log(2))
+        np.add.at(self._targets, documents, 1)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the table."""
+        path = Path(trainer.log_dir or trainer.default_root_dir) / "predictions.csv"
+        os.makedirs(path.parent, exist_ok=True)
+        with path.open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["document", "targets", "n_bytes", "bits", "bits_per_byte"])
+            columns = self._store.names(), self._targets, self._store.column("n_bytes"), self._bits
+            for name, targets, n_bytes, bits in zip(*columns, strict=True):
+                rows.writerow([name, targets, n_bytes, f"{bits:.3f}", f"{bits / n_bytes:.4f}"])
+        print(f"bits per byte of {self._store.n_documents} documents: {path}")  # noqa: T201

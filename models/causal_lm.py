@@ -1,0 +1,268 @@
+"""A causal language model as a Lightning module: training, evaluation and generation around a Decoder."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lin_attn.data.tokenizer import Tokenizer, tokenizer_from_dict
+from models.config import NetworkConfig, OptimizerConfig, as_config, as_plain
+from models.decoder import Decoder, DecoderState
+from models.loss import IGNORE, cross_entropy_sum, token_nll
+from models.metrics import LanguageModelMetric
+from models.optimization import build_optimizer, build_schedule
+from models.sampling import check_sampling, sample
+
+Batch = dict[str, Tensor]
+if TYPE_CHECKING:
+    Network = NetworkConfig | Mapping[str, Any]
+    Optimizer = OptimizerConfig | Mapping[str, Any]
+else:  # the command line takes its fields, their types and help from here: of a union it could not set one by one
+    Network, Optimizer = NetworkConfig, OptimizerConfig
+
+
+class CausalLM(LightningModule):
+    """Predicts each token from those before it.
+
+    A batch is a dict of tokens (B, N) int64, targets (B, N) int64 (−100 for none), n_bytes (B,) int64, the bytes that
+    the targets stand for, and start (B,) int64, where in its corpus the block's targets begin.
+
+    Args:
+        network: the decoder: a NetworkConfig or a dict of its fields.
+        optimizer: AdamW and its schedule: an OptimizerConfig or a dict of its fields.
+
+    Raises:
+        ValueError: for a field that is unknown, out of range, or without effect.
+    """
+
+    def __init__(
+        self,
+        network: Network = NetworkConfig(),
+        optimizer: Optimizer = OptimizerConfig(),
+    ) -> None:
+        super().__init__()
+        self.network_config = as_config(NetworkConfig, network, "network")
+        self.optimizer_config = as_config(OptimizerConfig, optimizer, "optimizer")
+        self.save_hyperparameters(
+            {"network": as_plain(self.network_config), "optimizer": as_plain(self.optimizer_config)}
+        )
+        self.network = Decoder(self.network_config)
+        self.tokenizer: Tokenizer | None = None
+        self.val_metric, self.test_metric = LanguageModelMetric(), LanguageModelMetric()
+
+    def forward(
+        self,
+        tokens: Tensor,
+        key_mask: Tensor | None = None,
+        state: DecoderState | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """Logits of the token after each token.
+
+        Args:
+            tokens: (B, N) int64.
+            key_mask: (B, N) bool, True where the token is real, False where it is padding.
+            state: what an earlier call returned for the tokens before these.
+            return_state: return the state after these tokens as well.
+
+        Returns:
+            (B, N, vocab_size), or that and a DecoderState.
+
+        Raises:
+            ValueError: if tokens are no (B, N) integers.
+        """
+        self._check_tokens(tokens)
+        hidden, state = self.network(tokens, key_mask, state)
+        logits = self.network.head(hidden)
+        return (logits, state) if return_state else logits
+
+    # Training and evaluation
+
+    def setup(self, stage: str) -> None:
+        """Takes the tokenizer over from the data module and checks that its tokens have embeddings."""
+        tokenizer = getattr(getattr(self.trainer, "datamodule", None), "tokenizer", None)
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
+            if tokenizer.vocab_size > self.network_config.vocab_size:
+                raise ValueError(
+                    f"network.vocab_size is {self.network_config.vocab_size}; "
+                    f"wanted at least the tokenizer's {tokenizer.vocab_size}"
+                )
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The mean loss in nats a token."""
+        nll, count = self._nll(batch)
+        loss = nll / count.clamp(min=1)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(
+                f"the loss is {loss.item()} at step {self.global_step}, on text of {self._documents(batch)}; "
+                "a lower optimizer.lr or optimizer.clip may help"
+            )
+        self.log("train/loss", loss.detach().float(), prog_bar=True)
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clips here: Lightning's own clipping refuses fused optimizers under mixed precision."""
+        if self.optimizer_config.clip is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.optimizer_config.clip)
+            self.log("train/grad_norm", norm)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds the batch to the validation figures."""
+        self._evaluate(batch, self.val_metric)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs val/loss, val/perplexity and val/bits_per_byte over all validation tokens."""
+        self._log_metric("val", self.val_metric)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds the batch to the test figures."""
+        self._evaluate(batch, self.test_metric)
+
+    def on_test_epoch_end(self) -> None:
+        """Logs test/loss, test/perplexity and test/bits_per_byte over all test tokens."""
+        self._log_metric("test", self.test_metric)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Batch:
+        """−log p of each target, nll (B, N) in nats, beside the batch's targets and start."""
+        hidden, _ = self.network(batch["tokens"])
+        nll = token_nll(hidden.flatten(0, 1), self.network.head.weight, batch["targets"].flatten())
+        return {"nll": nll.view_as(batch["targets"]), "targets": batch["targets"], "start": batch["start"]}
+
+    def configure_optimizers(self) -> Any:
+        """AdamW and its schedule, which goes on with every step.
+
+        Raises:
+            ValueError: if neither optimizer.max_steps nor the trainer's max_steps says where the schedule ends.
+        """
+        max_steps = self.optimizer_config.max_steps or self.trainer.max_steps
+        if max_steps < 1:
+            raise ValueError(
+                "optimizer.max_steps is null and trainer.max_steps is not set; "
+                "wanted one of them, for the learning rate's schedule to know its end"
+            )
+        # A fused optimizer takes its gradients still scaled under fp16, where they could not be clipped.
+        fused = None if self.trainer.precision != "16-mixed" else False
+        optimizer = build_optimizer(self, self.optimizer_config, fused=fused)
+        schedule = build_schedule(optimizer, self.optimizer_config, max_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint carries its tokenizer."""
+        if self.tokenizer is not None:
+            checkpoint["tokenizer"] = self.tokenizer.to_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Takes the tokenizer up again."""
+        if "tokenizer" in checkpoint:
+            self.tokenizer = tokenizer_from_dict(checkpoint["tokenizer"])
+
+    def _nll(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The sum of negative log-likelihoods and the number of targets."""
+        hidden, _ = self.network(batch["tokens"])
+        targets = batch["targets"].flatten()
+        nll = cross_entropy_sum(hidden.flatten(0, 1), self.network.head.weight, targets)
+        return nll, (targets != IGNORE).sum()
+
+    def _evaluate(self, batch: Batch, metric: LanguageModelMetric) -> None:
+        nll, count = self._nll(batch)
+        metric.update(nll, count, batch["n_bytes"].sum())
+
+    def _log_metric(self, stage: str, metric: LanguageModelMetric) -> None:
+        self.log_dict({f"{stage}/{name}": value for name, value in metric.compute().items()}, prog_bar=True)
+        metric.reset()
+
+    def _documents(self, batch: Batch) -> str:
+        names = getattr(getattr(self.trainer, "datamodule", None), "document_names", None)
+        if names is None:
+            return "unnamed documents"
+        length = batch["targets"].shape[1]
+        found = dict.fromkeys(name for start in batch["start"].tolist() for name in names("train", start, length))
+        return ", ".join(found)
+
+    # Generation
+
+    def generate(self, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
+        """Continues prompts.
+
+        Args:
+            tokens: prompts, (B, N) int64, N ≥ 1.
+            max_new_tokens: how many tokens to add at most.
+            **options: of `stream`.
+
+        Returns:
+            (B, N + new) int64: prompts and continuations. After its stop_token a row repeats it.
+
+        Raises:
+            ValueError: for an argument out of range.
+        """
+        return torch.cat([tokens, *(new[:, None] for new in self.stream(tokens, max_new_tokens, **options))], dim=1)
+
+    @torch.no_grad()
+    def stream(
+        self,
+        tokens: Tensor,
+        max_new_tokens: int,
+        *,
+        key_mask: Tensor | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop_token: int | None = None,
+        seed: int | None = None,
+    ) -> Iterator[Tensor]:
+        """Continues prompts token by token, in memory that does not grow with linear attention.
+
+        Args:
+            tokens: prompts, (B, N) int64, N ≥ 1.
+            max_new_tokens: how many tokens to add at most.
+            key_mask: (B, N) bool, True where the token is real; pad shorter prompts on the left.
+            temperature: 0 takes the likeliest token.
+            top_k: draw from the k likeliest only.
+            top_p: draw from the likeliest that together reach this probability only.
+            stop_token: end when every row has drawn it; after it, a row repeats it.
+            seed: of the draws; None takes torch's global generator.
+
+        Yields:
+            (B,) int64, the next token of each row.
+
+        Raises:
+            ValueError: for an argument out of range.
+        """
+        self._check_tokens(tokens)
+        check_sampling(temperature, top_k, top_p)
+        if tokens.shape[1] == 0:
+            raise ValueError("tokens has length 0; wanted a prompt of at least one token, such as the document end")
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}; wanted a number ≥ 0")
+        if key_mask is not None and not key_mask[:, -1].all():
+            raise ValueError("key_mask hides the last token of a prompt; wanted padding on the left")
+        if key_mask is not None and self.network_config.rope == "before":
+            raise ValueError(
+                "key_mask is given and network.rope is 'before': its weights depend on the positions themselves, which "
+                "padding moves; wanted prompts of one length"
+            )
+        generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
+        stopped = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
+        was_training, state = self.training, None
+        self.eval()
+        try:
+            for _ in range(max_new_tokens):
+                hidden, state = self.network(tokens, key_mask, state)
+                logits = self.network.head(hidden[:, -1])
+                token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+                if stop_token is not None:
+                    token = token.masked_fill(stopped, stop_token)
+                    stopped |= token == stop_token
+                yield token
+                if stop_token is not None and bool(stopped.all()):
+                    return
+                tokens, key_mask = token[:, None], None
+        finally:
+            self.train(was_training)
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise ValueError(f"tokens is {tokens.dtype} of shape {tuple(tokens.shape)}; wanted integers (B, N)")

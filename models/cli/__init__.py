@@ -1,0 +1,58 @@
+"""The command line, `lin-attn`. Each command's module is imported when it is called: help comes at once."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+# command → (its module, whose `main` takes the arguments after the command; its line of help)
+COMMANDS = {
+    "fit": ("training", "train a model"),
+    "validate": ("training", "evaluate a checkpoint on the validation text"),
+    "test": ("training", "evaluate a checkpoint on the test text"),
+    "predict": ("training", "score each document of the test text with a checkpoint"),
+    "generate": ("generate", "continue a prompt with a checkpoint"),
+    "env": ("env", "print versions, devices, and which backends are usable"),
+}
+
+USAGE = """usage: lin-attn COMMAND [ARGUMENTS]
+
+Train, evaluate and use linear-attention and softmax language models.
+
+commands:
+{commands}
+
+`lin-attn COMMAND --help` tells its arguments. Ready configurations for fit lie in {configs}.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command. Returns the exit status: 0, or 2 after a mistake of the user's, told in one line.
+
+    Set LIN_ATTN_TRACEBACK=1 to see where an error was raised.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(usage())
+        return 0
+    command, *rest = arguments
+    if command not in COMMANDS:
+        sys.stderr.write(f"lin-attn: {command!r} is no command; wanted one of {', '.join(COMMANDS)}\n")
+        return 2
+    run: Callable[[str, list[str]], None] = import_module(f"models.cli.{COMMANDS[command][0]}").main
+    try:
+        run(command, rest)
+    except (ValueError, FloatingPointError) as error:
+        if os.environ.get("LIN_ATTN_TRACEBACK"):
+            raise
+        sys.stderr.write(f"lin-attn {command}: {error}\n")
+        return 2
+    return 0
+
+
+def usage() -> str:
+    """The text of `lin-attn --help`."""
+    from models.cli.configs import config_folder
+
+    commands = "\n".join(f"  {name:10}{line}" for name, (_, line) in COMMANDS.items())
+    return USAGE.format(commands=commands, configs=config_folder())

@@ -1,0 +1,128 @@
+"""fit, validate, test and predict: Lightning's command line, with the defaults of this project.
+
+Models and data are named by class in the configuration, so that every model of the zoo is trained by the same command.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from models.callbacks import PredictionWriter, RunProgressBar, Throughput
+from models.cli.configs import find_config
+from models.hardware import default_precision
+from models.report import report_run
+
+
+class Parser(LightningArgumentParser):
+    """Tells a mistake in the arguments without the list of all arguments above it."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Prints the message and ends with status 2."""
+        sys.stderr.write(f"{self.prog}: {message}\n")
+        sys.exit(2)
+
+
+class TrainingCLI(LightningCLI):
+    """LightningCLI with loggers, checkpoints, precision and a closing report."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses the arguments that `main` was given, which need not be those of the process."""
+        self.config = parser.parse_args(args)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds `--checkpoint`, the saving of the best and the last model, and this project's defaults."""
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.set_defaults(
+            {
+                "model": {"class_path": "models.CausalLM"},
+                "data": {"class_path": "lin_attn.data.TextCorpus"},
+                "checkpoint.monitor": "val/bits_per_byte",
+                "checkpoint.filename": "best",
+                "checkpoint.enable_version_counter": False,
+                "checkpoint.save_last": True,
+                "trainer.default_root_dir": "runs",
+                "trainer.precision": default_precision(),
+            }
+        )
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "predict":  # the writer has them; a corpus of them need not stand in memory
+            parser.set_defaults({"return_predictions": False})
+        return parser
+
+    def before_instantiate_classes(self) -> None:
+        """Names the saved configuration by stage, so that `validate` spares that of `fit`; adds the callbacks."""
+        self.save_config_kwargs = {"config_filename": f"{self.subcommand}.yaml", "overwrite": True}
+        callbacks: list[Callback] = [Throughput(), PredictionWriter()]
+        if self._get(self.config, "trainer")["enable_progress_bar"] is not False:
+            callbacks.append(RunProgressBar())
+        self.trainer_defaults = {"callbacks": callbacks}
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """A trainer that logs to CSV and TensorBoard in one folder, unless the configuration names its loggers."""
+        configured = self._get(self.config_init, "trainer")
+        if configured["logger"] in (None, True):
+            csv = CSVLogger(configured["default_root_dir"], name="")
+            kwargs["logger"] = [csv, TensorBoardLogger(configured["default_root_dir"], name="", version=csv.version)]
+        return super().instantiate_trainer(**kwargs)
+
+    def _parse_ckpt_path(self) -> None:
+        """A checkpoint's own network and optimizer go before the configuration's; each difference is printed."""
+        if not self.config.get("subcommand"):
+            return
+        arguments = self.config[self.config["subcommand"]]
+        path = arguments.get("ckpt_path")
+        if not path or path in ("best", "last", "hpc", "registry"):
+            return
+        if not Path(path).is_file():
+            raise ValueError(f"ckpt_path is {path}, which is no file; wanted a Lightning checkpoint")
+        saved = torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters", {})
+        given = arguments["model"].get("init_args", {})
+        for group, values in saved.items():
+            for name, value in values.items():
+                was = given[group][name] if group in given and name in given[group] else None
+                if (list(was) if isinstance(was, tuple) else was) != value:
+                    print(f"{path} was made with {group}.{name}={value}, which replaces {was}")  # noqa: T201
+        model = {"class_path": arguments["model"]["class_path"], "init_args": saved}
+        self.config = self.parser.parse_object({self.config["subcommand"]: {"model": model}}, self.config)
+
+    def after_fit(self) -> None:
+        """Says what was reached and where it lies."""
+        report_run(self.trainer, self.model)
+
+
+def main(command: str, arguments: list[str]) -> None:
+    """Runs a stage of training as `lin-attn COMMAND ARGUMENTS…`."""
+    TrainingCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        seed_everything_default=0,
+        parser_class=Parser,
+        parser_kwargs={"prog": "lin-attn"},
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+        args=[command, *_with_found_configs(arguments)],
+    )
+
+
+def _with_found_configs(arguments: list[str]) -> list[str]:
+    """The arguments with each configuration's name replaced by its path."""
+    found = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        flag, equals, value = argument.partition("=")
+        if before in ("-c", "--config"):
+            found.append(str(find_config(argument)))
+        elif equals and flag in ("-c", "--config"):
+            found.append(f"{flag}={find_config(value)}")
+        else:
+            found.append(argument)
+    return found

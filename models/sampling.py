@@ -1,0 +1,55 @@
+"""Choosing the next token from logits: greedy, temperature, top-k and nucleus (top-p) sampling."""
+
+import torch
+from torch import Tensor
+
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raises ValueError for an argument out of range, or one that greedy choice would ignore."""
+    if not temperature >= 0:
+        raise ValueError(f"temperature is {temperature}; wanted a number ≥ 0, 0 for the likeliest token")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k is {top_k}; wanted at least 1, or None for all tokens")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p is {top_p}; wanted a number in (0, 1], or None for all tokens")
+    if temperature == 0 and not (top_k is None and top_p is None):
+        raise ValueError("top_k or top_p is given with temperature 0, which takes the likeliest token; wanted one kind")
+
+
+def sample(
+    logits: Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draws a token a row.
+
+    Args:
+        logits: (B, V).
+        temperature: divides the logits; 0 takes the greatest.
+        top_k: only the k likeliest tokens.
+        top_p: only the likeliest tokens that together reach this probability (Holtzman et al. 2020, arXiv 1904.09751).
+        generator: of the random numbers, on the logits' device.
+
+    Returns:
+        (B,) int64.
+
+    Raises:
+        ValueError: for an argument out of range.
+    """
+    check_sampling(temperature, top_k, top_p)
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = logits.float() / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    if top_p is not None and top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        probabilities = ordered.softmax(-1)
+        before = probabilities.cumsum(-1) - probabilities  # the token that crosses top_p still belongs
+        outside = (before >= top_p).scatter(-1, order, before >= top_p)
+        logits = logits.masked_fill(outside, float("-inf"))
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]

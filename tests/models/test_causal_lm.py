@@ -1,0 +1,210 @@
+"""Whole models keep the properties of their attention: causal, prefix- and split-invariant, padding-invariant."""
+
+import pytest
+import torch
+
+from models import CausalLM, NetworkConfig
+
+VOCAB = 31
+SIZES = {"vocab_size": VOCAB, "d_model": 24, "n_layers": 2, "n_heads": 4}
+NETWORKS = {
+    "linear rope after": {},
+    "linear rope before": {"rope": "before"},
+    "linear none": {"position": "none"},
+    "linear sinusoidal": {"position": "sinusoidal"},
+    "linear learned": {"position": "learned", "max_length": 64},
+    "linear bare": {"normalize": False, "output_norm": True, "feature_map": "exp"},
+    "linear grouped": {"n_kv_heads": 2, "ffn": "swiglu", "norm": "rms", "tie_embeddings": False},
+    "softmax rope": {"attention": "softmax"},
+    "softmax sinusoidal": {"attention": "softmax", "position": "sinusoidal"},
+    "softmax grouped": {"attention": "softmax", "n_kv_heads": 1, "output_norm": True, "norm": "rms"},
+}
+# Float64, so that what is equal in exact arithmetic is equal to rounding, whatever the order of sums.
+EQUAL = {"rtol": 1e-9, "atol": 1e-9}
+
+
+@pytest.fixture(params=NETWORKS, ids=lambda name: name.replace(" ", "-"))
+def model(request):
+    torch.manual_seed(0)
+    return CausalLM(network=SIZES | NETWORKS[request.param]).double().eval()
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(VOCAB, (3, 20), generator=torch.Generator().manual_seed(1))
+
+
+def test_no_logit_depends_on_a_later_token(model, tokens):
+    changed = tokens.clone()
+    changed[:, 11:] = (tokens[:, 11:] + 1) % VOCAB
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :11], after[:, :11])
+    assert not torch.allclose(before[:, 11:], after[:, 11:])
+
+
+@pytest.mark.parametrize("cuts", [[1] * 20, [7, 13], [19, 1], [5, 0, 15]])
+def test_pieces_with_the_state_carried_equal_the_whole(model, tokens, cuts):
+    state, pieces = None, []
+    for piece in tokens.split(cuts, dim=1):
+        logits, state = model(piece, state=state, return_state=True)
+        pieces.append(logits)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), model(tokens), **EQUAL)
+    assert state.length == 20
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_real_logit_and_no_gradient(model, tokens, side):
+    if side == "left" and model.network_config.rope == "before":
+        pytest.skip("φ(R_m q)ᵀ φ(R_n k) depends on m and n themselves: moving a sequence changes it")
+    real = [20, 13, 1]
+    padded = torch.full((3, 24), VOCAB - 1)
+    mask = torch.zeros(3, 24, dtype=torch.bool)
+    for row, n in enumerate(real):
+        place = slice(24 - n, 24) if side == "left" else slice(0, n)
+        padded[row, place], mask[row, place] = tokens[row, :n], True
+
+    def gradients(loss):
+        return torch.autograd.grad(loss, list(model.parameters()))
+
+    together = model(padded, key_mask=mask)
+    alone = [model(tokens[row : row + 1, :n])[0] for row, n in enumerate(real)]
+    torch.testing.assert_close(together[mask], torch.cat(alone), **EQUAL)
+    for got, wanted in zip(
+        gradients(together[mask].square().sum()), gradients(torch.cat(alone).square().sum()), strict=True
+    ):
+        torch.testing.assert_close(got, wanted, **EQUAL)
+
+
+def test_greedy_generation_with_the_state_equals_that_without(model, tokens):
+    generated = model.generate(tokens, 12, temperature=0)
+    expected = tokens
+    for _ in range(12):
+        expected = torch.cat([expected, model(expected)[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(generated, expected)
+
+
+def test_left_padded_prompts_continue_as_each_alone(model, tokens):
+    lengths = [20, 9, 2]
+    padded = torch.zeros(3, 20, dtype=torch.int64)
+    mask = torch.zeros(3, 20, dtype=torch.bool)
+    for row, n in enumerate(lengths):
+        padded[row, 20 - n :], mask[row, 20 - n :] = tokens[row, :n], True
+    if model.network_config.rope == "before":
+        with pytest.raises(ValueError, match="rope"):
+            model.generate(padded, 10, key_mask=mask)
+        return
+    together = model.generate(padded, 10, key_mask=mask, temperature=0)[:, 20:]
+    for row, n in enumerate(lengths):
+        alone = model.generate(tokens[row : row + 1, :n], 10, temperature=0)[:, n:]
+        assert torch.equal(together[row : row + 1], alone)
+
+
+def test_state_size_is_constant_for_linear_and_grows_for_softmax(model, tokens):
+    (_, short), (_, long) = (model(tokens[:, :n], return_state=True) for n in (5, 20))
+    if model.network_config.attention == "linear":
+        assert short.nbytes == long.nbytes
+    else:
+        assert 4 * short.nbytes == long.nbytes
+
+
+def test_a_state_is_not_changed_by_going_on_from_it(model, tokens):
+    _, state = model(tokens[:, :10], return_state=True)
+    first = model(tokens[:, 10:], state=state)
+    model(tokens[:, :10].flip(1), state=state)
+    assert torch.equal(model(tokens[:, 10:], state=state), first)
+
+
+def test_generation_is_repeated_by_its_seed_and_leaves_the_mode_alone(tokens):
+    model = CausalLM(network=SIZES | {"dropout": 0.5})
+    model.train()
+    draws = [model.generate(tokens, 15, temperature=1.5, top_k=10, top_p=0.9, seed=seed) for seed in (3, 3, 4)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert model.training
+
+
+def test_a_row_that_stopped_repeats_the_stop_token_and_all_stopped_ends(tokens):
+    model = CausalLM(network=SIZES).eval()
+    free = model.generate(tokens, 30, temperature=0)[:, 20:]
+    stop = int(free[0, 3])
+    stopped = model.generate(tokens, 30, temperature=0, stop_token=stop)[:, 20:]
+    ends = []
+    for row in range(3):
+        places = (free[row] == stop).nonzero()
+        end = int(places[0]) if len(places) else 30
+        ends.append(end)
+        end = min(end, stopped.shape[1])
+        assert torch.equal(stopped[row, :end], free[row, :end])
+        assert (stopped[row, end:] == stop).all()
+    assert stopped.shape[1] == min(30, max(ends) + 1)
+
+
+def test_learned_positions_say_where_they_end(tokens):
+    model = CausalLM(network=SIZES | {"position": "learned", "max_length": 24})
+    _, state = model(tokens, return_state=True)
+    with pytest.raises(ValueError, match="max_length"):
+        model(tokens[:, :5], state=state)
+
+
+@pytest.mark.parametrize("name", ["linear rope after", "softmax rope"])
+@pytest.mark.parametrize("length", [16, 40])
+def test_compiled_network_gives_the_same_logits(name, length):
+    torch.manual_seed(0)
+    model = CausalLM(network=SIZES | NETWORKS[name]).eval()
+    tokens = torch.randint(VOCAB, (2, length))
+    compiled = torch.compile(model.network, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens)[0], model.network(tokens)[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"d_modle": 3}, "d_modle"),
+        ({"attention": "performer"}, "attention"),
+        ({"position": "rotary"}, "position"),
+        ({"n_layers": 0}, "n_layers"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"d_model": 25}, "d_model"),
+        ({"n_kv_heads": 3}, "n_kv_heads"),
+        ({"attention": "softmax", "rope": "before"}, "rope"),
+        ({"attention": "softmax", "feature_map": "relu"}, "feature_map"),
+        ({"attention": "softmax", "normalize": False}, "normalize"),
+        ({"position": "none", "rope": "before"}, "rope"),
+        ({"position": "learned"}, "max_length"),
+        ({"max_length": 10}, "max_length"),
+    ],
+)
+def test_a_wrong_or_idle_field_is_refused_by_name(fields, named):
+    with pytest.raises(ValueError, match=named):
+        CausalLM(network=SIZES | fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"temperature": 0, "top_k": 5}, "top_k"),
+        ({"key_mask": torch.tensor([[True, False]])}, "key_mask"),
+    ],
+)
+def test_a_wrong_option_of_generation_is_refused_by_name(options, named):
+    with pytest.raises(ValueError, match=named):
+        CausalLM(network=SIZES).generate(torch.zeros(1, 2, dtype=torch.int64), 3, **options)
+
+
+def test_residual_branches_start_smaller_the_deeper_the_model():
+    torch.manual_seed(0)
+    shallow, deep = (CausalLM(network=SIZES | {"d_model": 128, "n_layers": n}).network for n in (2, 8))
+    ratio = shallow.blocks[0].attention.output.weight.std() / deep.blocks[0].attention.output.weight.std()
+    assert ratio.item() == pytest.approx(2.0, rel=0.05)  # √(8/2)
+
+
+def test_config_is_the_same_as_an_object_or_a_dict():
+    torch.manual_seed(0)
+    by_dict = CausalLM(network=SIZES)
+    torch.manual_seed(0)
+    by_object = CausalLM(network=NetworkConfig(**SIZES))
+    assert by_dict.hparams == by_object.hparams
+    assert torch.equal(by_dict.network.head.weight, by_object.network.head.weight)
