@@ -83,6 +83,11 @@ _FEATURE_MAPS = {
 }
 
 
+def is_registered(phi: object) -> bool:
+    """Whether phi is one of the named maps itself, and not merely alike."""
+    return any(phi is known for known in _FEATURE_MAPS.values())
+
+
 def feature_map(name: str) -> FeatureMap:
     """Looks a feature map up by its name.
 

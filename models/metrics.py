@@ -40,5 +40,5 @@ class LanguageModelMetric(Metric):
         return {
             "loss": loss,
             "perplexity": loss.exp(),
-            "bits_per_byte": self.nll / (math.log(2) * self.n_bytes),
+            "bits_per_byte": self.nll / math.log(2) / self.n_bytes,  # a number times the int64 would be float32
         }

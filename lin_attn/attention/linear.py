@@ -10,7 +10,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from lin_attn.attention.multi_head import MultiHeadAttention
+from lin_attn.feature_maps import feature_map as find_feature_map
 from lin_attn.ops import LinearState, linear_attention
+from lin_attn.ops.backends import BACKENDS
 from lin_attn.positions import Rotary
 
 
@@ -45,6 +47,12 @@ class LinearAttention(MultiHeadAttention):
         super().__init__(
             d_model, n_heads, n_kv_heads, head_dim, causal=causal, output_norm=output_norm, bias=bias
         )  # fmt: skip
+        if isinstance(feature_map, str):
+            feature_map = find_feature_map(feature_map)
+        if not callable(feature_map):
+            raise ValueError(f"feature_map is {feature_map!r}; wanted a name or a callable on (…, D)")
+        if backend not in BACKENDS:
+            raise ValueError(f"backend is {backend!r}; wanted one of {', '.join(map(repr, BACKENDS))}")
         if rope not in ("after", "before", "none"):
             raise ValueError(f"rope is {rope!r}; wanted 'after', 'before' or 'none'")
         self.feature_map, self.rope, self.normalize, self.backend = feature_map, rope, normalize, backend

@@ -15,7 +15,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from lin_attn.feature_maps import FeatureMap
+from lin_attn.feature_maps import FeatureMap, is_registered
 from lin_attn.feature_maps import feature_map as find_feature_map
 from lin_attn.ops.backends import BACKENDS
 from lin_attn.ops.checks import check_key_mask, check_qkv, check_rotary
@@ -76,7 +76,7 @@ def linear_attention(
     key_mask: Tensor | None = None,
     state: LinearState | None = None,
     return_state: bool = False,
-    eps: float = 1e-6,
+    eps: float = 1e-12,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, LinearState]:
     """Kernelized attention in O(N) time, of queries over keys before them or over all keys.
@@ -97,7 +97,8 @@ def linear_attention(
         key_mask: (B, N_k) bool, True where the key is real. A query that sees no key gets zeros.
         state: what an earlier call returned for the tokens before these: positions go on from its length.
         return_state: return the state after these tokens as well.
-        eps: the least magnitude of a denominator, at which it is held; ≥ 0.
+        eps: the least magnitude of a denominator, at which it is held; ≥ 0. It is small, since a denominator may be:
+            8 features at −8 make one of 10⁻⁶, which is exact to the last digit all the same.
         backend: "chunked" (pure PyTorch, O(N)), "reference" (quadratic), or "auto", the fastest that can.
 
     Returns:
@@ -144,8 +145,8 @@ def linear_attention(
         kernel = chunked
         if backend == "reference":
             kernel = quadratic
-        elif q.shape[2] == 1 and k.shape[2] == 1 and not (torch.is_grad_enabled() and _requires_grad(q, k, v, *sums)):
-            kernel = recurrent  # a decode step is one update of the sums; no chunk to set up, nothing to keep
+        elif backend == "auto" and q.shape[2] == k.shape[2] == 1 and not _wants_grad(q, k, v, *sums):
+            kernel = recurrent  # a decode step is one update of the sums: no chunk to set up, nothing to keep
         out, kv, k_sum = kernel(
             *((q, k, v) if kernel is chunked else (q.to(wide), k.to(wide), v.to(wide))),
             key_mask,
@@ -165,7 +166,7 @@ def _resolve(feature_map: str | Callable[[Tensor], Tensor]) -> FeatureMap | None
     """The registered map that is meant, or None for a callable of the user's own."""
     if isinstance(feature_map, str):
         return find_feature_map(feature_map)
-    if isinstance(feature_map, FeatureMap) and feature_map == find_feature_map(feature_map.name):
+    if isinstance(feature_map, FeatureMap) and is_registered(feature_map):
         return feature_map
     if not callable(feature_map):
         raise ValueError(f"feature_map is {feature_map!r}; wanted a name or a callable on (…, D)")
@@ -186,5 +187,5 @@ def _sums(state: LinearState | None, k: Tensor, v: Tensor, wide: torch.dtype) ->
     return state.kv, state.k_sum
 
 
-def _requires_grad(*tensors: Tensor) -> bool:
-    return any(x.requires_grad for x in tensors)
+def _wants_grad(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

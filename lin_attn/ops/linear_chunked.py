@@ -47,6 +47,8 @@ def chunked(
 
     The output has their dtype; sums are float32 (float64 for float64).
     """
+    if torch.autograd.forward_ad._current_level >= 0:  # torch.library would drop the tangents without a word
+        raise ValueError("backend 'chunked' has no forward-mode derivative; wanted backend='reference' for that")
     cos, sin = rotation if rotation is not None else (None, None)
     out, _, kv, k_sum = _forward(q, k, v, key_mask, *sums, cos, sin, phi.name, rope, normalize, causal, eps)
     return out, kv, k_sum
@@ -95,10 +97,6 @@ class _Inputs:
     def keys_vjp(self, chunk: slice, grad_num: Tensor, grad_den: Tensor | None) -> Tensor:
         """∂k of a chunk, (P, C, D), zero where hidden."""
         return self._visible(self._features_vjp(self.k[:, :, chunk], chunk, grad_num, grad_den), chunk)
-
-    def values_vjp(self, chunk: slice, grad: Tensor) -> Tensor:
-        """∂v of a chunk, (P, C, M), zero where hidden."""
-        return self._visible(grad, chunk)
 
     def _features(self, x: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
         return features(x.to(self.wide).flatten(0, 1), self.phi, self._rotation(chunk), self.rope)
@@ -272,7 +270,7 @@ def _backward(
                 grad_den = grad_den + (slope[..., None] * q_den).sum(1).flip(1).cumsum(1).flip(1)
             add(q_num, q_den, grad, slope)
         grad_k[:, :, chunk] = inputs.keys_vjp(chunk, grad_num, grad_den).view_as(grad_k[:, :, chunk])
-        grad_v[:, :, chunk] = inputs.values_vjp(chunk, grad_values).view_as(grad_v[:, :, chunk])
+        grad_v[:, :, chunk] = grad_values.view_as(grad_v[:, :, chunk])
     return grad_q, grad_k, grad_v, grad_kv.unflatten(0, k.shape[:2]), grad_k_sum.unflatten(0, k.shape[:2])
 
 

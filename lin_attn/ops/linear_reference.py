@@ -8,6 +8,8 @@ from one token to the next. Autograd differentiates both.
 Letters: B batch, H heads of q, K heads of k and v, N length, D head dim, M value head dim.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -48,7 +50,7 @@ def floored(denominator: Tensor, eps: float) -> Tensor:
 
 def least(denominator: Tensor, eps: float) -> float:
     """eps, but no less than what a gradient can be divided by without overflow: 0 · ∞ would be NaN."""
-    return max(eps, torch.finfo(denominator.dtype).tiny ** 0.5)
+    return max(eps, math.sqrt(torch.finfo(denominator.dtype).tiny))
 
 
 def quadratic(

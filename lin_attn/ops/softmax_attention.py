@@ -96,7 +96,10 @@ def softmax_attention(
         if key_mask is not None or state.key_mask is not None:
             key_mask = torch.cat((_mask_of(state.key_mask, state.k), _mask_of(key_mask, k)), dim=1)
         k, v = torch.cat((state.k, k), dim=2), torch.cat((state.v, v), dim=2)
-    _check_bias(bias, q, k)
+    if key_mask is not None:  # what is hidden may be anything, NaN too, which no mask of the scores would hide
+        hidden = ~key_mask[:, None, :, None]
+        k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+    bias = _expanded(bias, q, k)
 
     # One query at the end of the keys sees them all, and an unmasked square is what the kernels call causal: neither
     # needs a mask in memory.
@@ -146,11 +149,14 @@ def _check_cache(state: KVCache, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_bias(bias: Tensor | None, q: Tensor, k: Tensor) -> None:
+def _expanded(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The bias with all four axes and all queries and keys, as the kernels want it."""
     if bias is None:
-        return
+        return None
     full = (*q.shape[:3], k.shape[2])
     if bias.dtype != q.dtype or bias.dim() > 4:
         raise ValueError(f"bias is {bias.dtype} of shape {tuple(bias.shape)}; wanted {q.dtype}, up to {full}")
     if any(size not in (1, wanted) for size, wanted in zip(reversed(bias.shape), reversed(full), strict=False)):
         raise ValueError(f"bias has shape {tuple(bias.shape)}; wanted one that broadcasts to {full}")
+    bias = bias.view(*[1] * (4 - bias.dim()), *bias.shape)
+    return bias.expand(*bias.shape[:2], *full[2:])

@@ -103,7 +103,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or x.storage_offset() % 2:
         even, odd = x[..., 0::2], x[..., 1::2]
         return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-    # The same products and sums, to the last bit, as one multiplication of complex numbers: several times faster where
-    # no compiler fuses the form above, and not understood by the compiler that could.
+    # The same products and sums as one multiplication of complex numbers: several times faster where no compiler fuses
+    # the form above, and not understood by the compiler that could.
     pairs = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)

@@ -1,0 +1,169 @@
+"""Each command does what its help says, from training to generated text."""
+
+import csv
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from models import CausalLM
+from models.checkpoint import load_checkpoint
+from models.cli import COMMANDS, main
+from models.cli.generate import until
+from tests.cli.conftest import DEBUG
+
+QUIET = ["--trainer.enable_progress_bar", "false"]
+
+
+def test_fit_leaves_logs_curves_checkpoints_and_its_configuration(trained):
+    names = {path.name for path in trained.rglob("*") if path.is_file()}
+    assert {"metrics.csv", "curves.png", "fit.yaml", "best.ckpt", "last.ckpt"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    with (trained / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    figures = {name for row in rows for name, value in row.items() if value}
+    assert {"train/loss", "train/tokens_per_second", "train/grad_norm"} <= figures
+    assert {"val/loss", "val/perplexity", "val/bits_per_byte"} <= figures
+
+
+def test_a_checkpoint_is_read_without_unpickling_and_gives_the_same_model_again(trained):
+    path = trained / "checkpoints" / "last.ckpt"
+    saved = torch.load(path, weights_only=True)
+    assert saved["hyper_parameters"]["network"]["d_model"] == 32
+    by_lightning = CausalLM.load_from_checkpoint(path, weights_only=True).eval()
+    by_us = load_checkpoint(path)
+    tokens = torch.randint(257, (2, 30))
+    assert torch.equal(by_lightning(tokens), by_us(tokens))
+    assert by_us.tokenizer is not None
+    assert by_us.tokenizer.decode([104, 105, 256]) == b"hi"
+
+
+def test_validate_gives_the_figure_that_fit_ended_with(run, trained, books, capsys):
+    config = trained / "fit.yaml"
+    checkpoint = trained / "checkpoints" / "last.ckpt"
+    assert run("validate", "-c", config, "--ckpt_path", checkpoint, *QUIET) == 0
+    with (trained / "metrics.csv").open() as file:
+        wanted = [float(row["val/bits_per_byte"]) for row in csv.DictReader(file) if row["val/bits_per_byte"]][-1]
+    [printed] = re.findall(r"val/bits_per_byte\W+([0-9.]+)", capsys.readouterr().out)
+    assert float(printed) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_predict_accounts_for_every_byte_of_the_test_text(run, trained, tmp_path):
+    config, checkpoint = trained / "fit.yaml", trained / "checkpoints" / "last.ckpt"
+    assert run("predict", "-c", config, "--ckpt_path", checkpoint, "--trainer.default_root_dir", tmp_path, *QUIET) == 0
+    [table] = tmp_path.rglob("predictions.csv")
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    for row in rows:
+        assert int(row["targets"]) == int(row["n_bytes"]) + 1  # the bytes and the document's end
+        assert float(row["bits_per_byte"]) == pytest.approx(float(row["bits"]) / int(row["n_bytes"]), abs=1e-4)
+
+    assert run("test", "-c", config, "--ckpt_path", checkpoint, "--trainer.default_root_dir", tmp_path, *QUIET) == 0
+    [metrics] = (path for path in tmp_path.rglob("metrics.csv") if "test/bits_per_byte" in path.read_text())
+    with metrics.open() as file:
+        figure = float(list(csv.DictReader(file))[-1]["test/bits_per_byte"])
+    bits, n_bytes = sum(float(row["bits"]) for row in rows), sum(int(row["n_bytes"]) for row in rows)
+    assert bits / n_bytes == pytest.approx(figure, rel=1e-4)
+
+
+def test_generate_repeats_itself_by_seed_and_stops_before_a_stop(run, trained, capsys):
+    checkpoint = trained / "checkpoints" / "last.ckpt"
+    arguments = ["generate", "--checkpoint", checkpoint, "--prompt", "The ", "--max-new-tokens", "80", "--seed", "1"]
+    texts = []
+    for extra in ([], [], ["--stop", "e"]):
+        assert run(*arguments, *extra) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("The ")
+    continuation = texts[0][4:-1]
+    assert texts[2] == "The " + continuation.partition("e")[0] + "\n"
+
+
+def test_a_stop_spread_over_pieces_is_found_and_nothing_else_is_lost():
+    for pieces in (["ab", "cd", "ef"], ["a", "b", "c", "d", "e", "f"], ["abcdef"]):
+        assert "".join(until(pieces, ["cde"])) == "ab"
+        assert "".join(until(pieces, ["cdx", "f"])) == "abcde"
+        assert "".join(until(pieces, ["x"])) == "abcdef"
+        assert "".join(until(pieces, ["fg"])) == "abcdef"
+
+
+def test_a_resumed_run_says_what_its_checkpoint_replaces_and_goes_on(run, trained, books, capsys):
+    checkpoint = trained / "checkpoints" / "last.ckpt"
+    changes = ["--model.network.d_model", "64", "--model.optimizer.lr", "0.5", "--trainer.max_steps", "25"]
+    assert run(*DEBUG, "--data.source", books, "--ckpt_path", checkpoint, *changes) == 0
+    out = capsys.readouterr().out
+    assert "network.d_model=32, which replaces 64" in out
+    assert "optimizer.lr=0.003, which replaces 0.5" in out
+    assert torch.load("runs/debug/version_0/checkpoints/last.ckpt", weights_only=True)["global_step"] == 25
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_documents(run, books, capsys):
+    assert (
+        run(*DEBUG, "--data.source", books, "--model.optimizer.lr", "1e30", "--model.optimizer.warmup_steps", "0") == 2
+    )
+    error = capsys.readouterr().err
+    assert "at step" in error
+    assert "book" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["fit", "-c", "configs/lm/debugg.yaml"], "configs/lm/debugg.yaml"),
+        ([*DEBUG, "--model.network.d_modle", "3"], "d_modle"),
+        ([*DEBUG, "--model.network.d_model", "33"], "d_model"),
+        ([*DEBUG, "--trainer.max_stps", "3"], "max_stps"),
+        ([*DEBUG, "--data.source", "no/such/folder"], "no/such/folder"),
+        ([*DEBUG, "--trainer.max_steps", "-1", "--trainer.max_epochs", "1"], "max_steps"),
+        ([*DEBUG, "--ckpt_path", "no.ckpt"], "no.ckpt"),
+        ([*DEBUG, "--model.network.vocab_size", "100"], "vocab_size"),
+        (["generate", "--checkpoint", "no.ckpt"], "no.ckpt"),
+        (["generate"], "--checkpoint"),
+        (["translate"], "translate"),
+    ],
+)
+def test_a_mistake_is_told_by_name_and_without_a_traceback(run, capsys, arguments, named):
+    try:
+        status = run(*arguments)
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("damage", ["truncated", "text", "empty", "foreign"])
+def test_a_damaged_checkpoint_is_refused_by_name(run, trained, tmp_path, capsys, damage):
+    path = tmp_path / "broken.ckpt"
+    if damage == "foreign":
+        torch.save({"weights": torch.zeros(3)}, path)
+    else:
+        whole = (trained / "checkpoints" / "last.ckpt").read_bytes()
+        path.write_bytes({"truncated": whole[: len(whole) // 2], "text": b"hello", "empty": b""}[damage])
+    assert run("generate", "--checkpoint", path) == 2
+    assert "broken.ckpt" in capsys.readouterr().err
+
+
+def test_env_names_versions_devices_and_backends(run, capsys):
+    assert run("env") == 0
+    out = capsys.readouterr().out
+    for name in ("torch", "CPU", "cuda", "backend chunked", "configurations"):
+        assert name in out
+
+
+def test_help_lists_every_command_within_two_seconds():
+    start = time.perf_counter()
+    code = "import sys; from models.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert time.perf_counter() - start < 2
+    assert all(command in done.stdout for command in COMMANDS)
+
+
+def test_no_arguments_print_the_help(capsys):
+    assert main([]) == 0
+    assert "commands:" in capsys.readouterr().out

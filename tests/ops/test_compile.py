@@ -1,0 +1,162 @@
+"""Compilable: torch.compile(fullgraph=True), torch.export and activation checkpointing give the same numbers."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lin_attn import LinearState, Rotary, linear_attention, softmax_attention
+from lin_attn.attention import LinearAttention, SoftmaxAttention
+from tests.helpers import (
+    BACKENDS,
+    LINEAR_BACKENDS,
+    TOLERANCE,
+    assert_close,
+    qkv,
+    random_state,
+    relative,
+    values_and_gradients,
+)
+
+FLOAT32 = TOLERANCE[torch.float32]  # a compiler may sum in another order
+
+OPS: dict[str, Callable[..., Tensor]] = {
+    f"linear {backend}": partial(linear_attention, backend=backend, rotary=Rotary(6)) for backend in BACKENDS
+} | {"softmax": partial(softmax_attention, rotary=Rotary(6))}
+VARIANTS = OPS | {
+    f"linear {backend} before, all keys": partial(
+        linear_attention, backend=backend, rotary=Rotary(6), rope="before", causal=False
+    )
+    for backend in LINEAR_BACKENDS
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+
+
+def results(op: Callable[..., Tensor], length: int, **options: object) -> dict[str, Tensor]:
+    inputs = qkv(length=length, dtype=torch.float32)
+    out = op(*inputs, **options)
+    return {"out": out} | dict(zip("qkv", torch.autograd.grad(out.square().sum(), inputs), strict=True))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_traced_without_a_graph_break_the_numbers_are_the_same(name):
+    """Forward and backward, and for a second and third length, whose shapes have become symbols."""
+    compiled = torch.compile(VARIANTS[name], fullgraph=True, backend="aot_eager")
+    for length in (70, 33, 129):
+        mask = torch.rand(2, length, generator=torch.Generator().manual_seed(5)) > 0.3
+        got, wanted = (results(op, length, key_mask=mask) for op in (compiled, VARIANTS[name]))
+        assert_close(got, wanted, FLOAT32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_states_pass_through_a_traced_graph(backend):
+    """Prefill, then single tokens: the length is a number that changes from call to call."""
+
+    def step(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None) -> tuple[Tensor, LinearState]:
+        return linear_attention(q, k, v, state=state, return_state=True, rotary=Rotary(6), backend=backend)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    q, k, v = (x.detach() for x in qkv(length=75, dtype=torch.float32))
+    wanted, last = step(q, k, v, None)
+    outs, state = [], None
+    for piece in (slice(0, 70), *(slice(n, n + 1) for n in range(70, 75))):
+        out, state = compiled(q[:, :, piece], k[:, :, piece], v[:, :, piece], state)
+        outs.append(out)
+    assert state.length == last.length == 75
+    assert relative(torch.cat(outs, dim=2), wanted) <= FLOAT32
+    assert relative(state.kv, last.kv) <= FLOAT32
+
+
+@pytest.mark.slow
+def test_inductor_gives_the_same_numbers():
+    """The real compiler, forward and backward: what stands around the op is fused. Two lengths, one compilation."""
+
+    def step(x: Tensor, scale: Tensor, kv: Tensor, k_sum: Tensor) -> tuple[Tensor, LinearState]:
+        q, k, v = (x * scale).chunk(3, dim=-1)
+        state = LinearState(kv, k_sum, 11)
+        return linear_attention(q, k, v.sin(), state=state, return_state=True, rotary=Rotary(6))
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=True)
+    for length in (70, 33):
+        q, k, _ = qkv(heads=2, length=length, value_size=6, dtype=torch.float32)
+        state = random_state(k, k)
+        # What the op promises of its results' strides must hold whatever those of the incoming state are.
+        leaves = [torch.cat((q, k, k + q), dim=-1), torch.ones(18, requires_grad=True), state.kv.mT, state.k_sum]
+        pairs = [(out.sin(), after.kv.sin()) for out, after in (compiled(*leaves), step(*leaves))]
+        assert relative(pairs[0][0], pairs[1][0]) <= FLOAT32
+        assert relative(pairs[0][1], pairs[1][1]) <= FLOAT32
+        gradients = (torch.autograd.grad(out.sum() + kv.sum(), (leaves[1], q, state.kv)) for out, kv in pairs)
+        assert all(relative(a, b) <= FLOAT32 for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_the_chunked_ops_keep_what_they_promise_to_the_compiler(layout):
+    """torch's own check of a custom op: schema, autograd, fake tensors with their strides, dynamic shapes."""
+    q, k, v = qkv(length=5, dtype=torch.float32)
+    state = random_state(k, v)
+    kv = state.kv if layout == "contiguous" else state.kv.detach().mT.contiguous().mT.requires_grad_()
+    cos, sin = Rotary(6).tables(5, 0, device=q.device, dtype=q.dtype)
+    mask = torch.tensor([[True, False, True, True, True]] * 2)
+    arguments = (q, k, v, mask, kv, state.k_sum, cos, sin, "elu1", "after", True, True, 1e-6)
+    torch.library.opcheck(torch.ops.lin_attn.linear_chunked.default, arguments)
+
+
+class Wrapped(nn.Module):
+    """An op as a module, which is what torch.export takes."""
+
+    def __init__(self, op: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.op = op
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.op(q, k, v)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_exported_op_serves_any_length(name):
+    length = torch.export.Dim("length", min=2, max=4096)
+    axes = ({2: length},) * 3
+    program = torch.export.export(Wrapped(OPS[name]), qkv(length=70, dtype=torch.float32), dynamic_shapes=axes)
+    for n in (70, 33, 129):
+        inputs = qkv(length=n, dtype=torch.float32)
+        assert relative(program.module()(*inputs), OPS[name](*inputs)) <= FLOAT32
+
+
+@pytest.mark.parametrize("module", [LinearAttention, SoftmaxAttention])
+def test_an_exported_and_a_traced_module_give_the_same(module):
+    torch.manual_seed(0)
+    attention = module(16, 4, 2, output_norm=True)
+    x = torch.randn(2, 70, 16)
+    length = torch.export.Dim("length", min=2, max=4096)
+    exported = torch.export.export(attention, (x,), dynamic_shapes=({1: length},)).module()
+    traced = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    for n in (33, 70):
+        x = torch.randn(2, n, 16, requires_grad=True)
+        wanted = attention(x)
+        assert relative(exported(x), wanted) <= FLOAT32
+        got = traced(x)
+        assert relative(got, wanted) <= FLOAT32
+        leaves = [x, *attention.parameters()]
+        pairs = zip(*(torch.autograd.grad(out.square().sum(), leaves) for out in (got, wanted)), strict=True)
+        assert all(relative(a, b) <= 10 * FLOAT32 for a, b in pairs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_gives_the_same_gradients(backend, reentrant):
+    q, k, v = qkv(length=70)
+    op = partial(linear_attention, rotary=Rotary(6), backend=backend)
+    wanted = values_and_gradients(q, k, v, rotary=Rotary(6), backend=backend, seed=2)
+    weights = torch.randn(wanted["out"].shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    plain = torch.autograd.grad((op(q, k, v) * weights).sum(), (q, k, v))
+    for x in (q, k, v):
+        x.grad = None
+    (checkpoint(op, q, k, v, use_reentrant=reentrant) * weights).sum().backward()
+    assert all(torch.equal(x.grad, g) for x, g in zip((q, k, v), plain, strict=True))
