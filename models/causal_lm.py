@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lin_attn.data.tokenizer import Tokenizer, tokenizer_from_dict
@@ -90,6 +91,15 @@ class CausalLM(LightningModule):
                     f"network.vocab_size is {self.network_config.vocab_size}; "
                     f"wanted at least the tokenizer's {tokenizer.vocab_size}"
                 )
+
+    def on_fit_start(self) -> None:
+        """Says what is trained."""
+        config, parameters = self.network_config, sum(parameter.numel() for parameter in self.parameters())
+        position = f"rope {config.rope} the feature map" if config.rotates_features else config.position
+        rank_zero_info(
+            f"CausalLM: {config.attention} attention, positions: {position}; {config.n_layers} layers, "
+            f"{config.d_model} wide, {parameters:,} parameters; precision {self.trainer.precision}"
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The mean loss in nats a token."""
@@ -239,7 +249,7 @@ class CausalLM(LightningModule):
             raise ValueError(f"max_new_tokens is {max_new_tokens}; wanted a number ≥ 0")
         if key_mask is not None and not key_mask[:, -1].all():
             raise ValueError("key_mask hides the last token of a prompt; wanted padding on the left")
-        if key_mask is not None and self.network_config.rope == "before":
+        if key_mask is not None and self.network_config.rotates_features and self.network_config.rope == "before":
             raise ValueError(
                 "key_mask is given and network.rope is 'before': its weights depend on the positions themselves, which "
                 "padding moves; wanted prompts of one length"

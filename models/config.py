@@ -65,6 +65,11 @@ class NetworkConfig:
                 raise ValueError(f"network.{name} is {getattr(self, name)!r}; wanted one of {known}")
         self._refuse_idle_options()
 
+    @property
+    def rotates_features(self) -> bool:
+        """Whether `rope`, before or after, has something to say."""
+        return self.attention == "linear" and self.position == "rope"
+
     def _refuse_idle_options(self) -> None:
         """An option that the rest of the configuration gives nothing to do is a mistake, not a preference."""
         if self.attention == "softmax":

@@ -3,7 +3,9 @@
 Models and data are named by class in the configuration, so that every model of the zoo is trained by the same command.
 """
 
+import logging
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +50,7 @@ class TrainingCLI(LightningCLI):
                 "checkpoint.save_last": True,
                 "trainer.default_root_dir": "runs",
                 "trainer.precision": default_precision(),
+                "trainer.enable_model_summary": False,
             }
         )
 
@@ -100,6 +103,7 @@ class TrainingCLI(LightningCLI):
 
 def main(command: str, arguments: list[str]) -> None:
     """Runs a stage of training as `lin-attn COMMAND ARGUMENTS…`."""
+    _leave_out_what_concerns_no_user()
     TrainingCLI(
         LightningModule,
         LightningDataModule,
@@ -112,6 +116,13 @@ def main(command: str, arguments: list[str]) -> None:
         load_from_checkpoint_support=False,
         args=[command, *_with_found_configs(arguments)],
     )
+
+
+def _leave_out_what_concerns_no_user() -> None:
+    """Advertisements, and warnings of Lightning's about its own insides."""
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: "Tip:" not in record.msg)
+    for message in (".*LeafSpec.*", ".*does not have many workers.*", ".*not supported by the model summary.*"):
+        warnings.filterwarnings("ignore", message)
 
 
 def _with_found_configs(arguments: list[str]) -> list[str]:
