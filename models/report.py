@@ -1,6 +1,7 @@
 """What a run ends with: its figures, learning curves, a sample, and where everything lies."""
 
 import csv
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def report_run(trainer: Trainer, model: CausalLM) -> None:
     saved = trainer.checkpoint_callback
     if isinstance(saved, ModelCheckpoint) and saved.last_model_path:
         lines.append(f"checkpoints: {saved.best_model_path} (best), {saved.last_model_path} (last)")
-        lines.append(f"go on with:  lin-attn generate --checkpoint {saved.last_model_path} --prompt 'def '")
+        command = sys.argv[0] if Path(sys.argv[0]).name == "lin-attn" else "lin-attn"
+        lines.append(f"go on with:  {command} generate --checkpoint {saved.last_model_path} --prompt 'def '")
     print("\n".join(lines))  # noqa: T201
 
 
