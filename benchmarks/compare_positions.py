@@ -17,22 +17,20 @@ from models.report import plot_curves, read_curve
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = {
-    "linear, RoPE after φ": ("stdlib-linear-rope", []),
-    "linear, RoPE before φ": ("stdlib-linear-rope", ["--model.network.rope", "before"]),
-    "linear, no positions": ("stdlib-linear-none", []),
-    "linear, sinusoidal": ("stdlib-linear-sinusoidal", []),
-    "softmax, RoPE": ("stdlib-softmax-rope", []),
+    "linear, RoPE after φ": "stdlib-linear-rope",
+    "linear, sinusoidal": "stdlib-linear-sinusoidal",
+    "linear, no positions": "stdlib-linear-none",
+    "softmax, RoPE": "stdlib-softmax-rope",
 }
 
 
 def train(label: str, seed: int, folder: Path, options: list[str]) -> Path:
     """The metrics.csv of a run, made if it is not there."""
-    config, own = RUNS[label]
     done = folder / "done"
     metrics = folder / "version_0" / "metrics.csv"
     if not done.is_file():
         subprocess.run(["rm", "-rf", folder], check=True)
-        command = [sys.executable, ROOT / "train.py", "fit", "-c", ROOT / f"configs/lm/{config}.yaml", *own]
+        command = [sys.executable, ROOT / "train.py", "fit", "-c", ROOT / f"configs/lm/{RUNS[label]}.yaml"]
         command += ["--seed_everything", str(seed), "--data.seed", str(seed), "--trainer.default_root_dir", folder]
         command += ["--trainer.enable_progress_bar", "false", *options]
         folder.mkdir(parents=True)

@@ -1,15 +1,15 @@
 """Linear attention in chunks: O(N) time, and nothing kept for backward but the inputs and one number a row.
 
 Within a chunk the weights are formed, as in the quadratic form; what came before the chunk enters through the running
-sums S and z. With P = tril(q̃ k̃ᵀ) for the chunk's rotated features q̃ and k̃, plain features q̂ and k̂:
+sums S and z. With A = tril(q̃ k̃ᵀ) for the chunk's rotated features q̃ and k̃, plain features q̂ and k̂:
 
-    out = (P v + q̃ S) / d,   d = q̂ ⊙ (z + cumsum k̂) summed over D,   then S ← S + k̃ᵀ v,  z ← z + Σ k̂
+    out = (A v + q̃ S) / d,   d = q̂ ⊙ (z + cumsum k̂) summed over D,   then S ← S + k̃ᵀ v,  z ← z + Σ k̂
 
 Backward recomputes φ, R and S from q, k and v, scanning forward once for the gradient of q and backward once for those
 of k and v, with dS and dz the running sums from the right. With g = ∂out / d and Q = tril(g vᵀ):
 
     ∂q̃ = Q k̃ + g Sᵀ           ∂d = −(out · ∂out) / d = −(q̃ · ∂q̃) / d     so that the output need not be kept
-    ∂k̃ = Qᵀ q̃ + v dSᵀ         ∂v = Pᵀ g + k̃ dS
+    ∂k̃ = Qᵀ q̃ + v dSᵀ         ∂v = Aᵀ g + k̃ dS
     ∂q̂ = ∂d (z + cumsum k̂)    ∂k̂ = dz + reverse cumsum (∂d q̂)
 
 The op is opaque to torch.compile and torch.export (registered with torch.library): the loop over chunks is neither
@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lin_attn.feature_maps import FeatureMap, feature_map
-from lin_attn.ops.linear_reference import Rotation, Sums, features, floored, least
-from lin_attn.positions import rotate
+from lin_attn.feature_maps import FeatureMap
+from lin_attn.ops.chunks import ChunkedInputs
+from lin_attn.ops.linear_reference import Rotation, Sums, floored, least
 
 
 def chunked(
@@ -54,75 +54,8 @@ def chunked(
     return out, kv, k_sum
 
 
-class _Inputs:
-    """The inputs cut into chunks, features made on the way: float32 at least, batch and key heads as one axis P."""
-
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_mask: Tensor | None,
-        cos: Tensor | None,
-        sin: Tensor | None,
-        phi: str,
-        rope: str,
-    ) -> None:
-        self.q, self.k, self.v = q.unflatten(1, (k.shape[1], -1)), k, v
-        self.hidden = None if key_mask is None else ~key_mask[:, None, :, None]
-        self.cos, self.sin, self.phi, self.rope = cos, sin, feature_map(phi), rope
-        self.wide = torch.promote_types(q.dtype, torch.float32)
-        # The scores of a chunk cost 2·C·(D + M) operations a token, the sums 4·D·M: C grows with the heads, between the
-        # overhead of products too small and the waste of masked scores.
-        self.chunk = 64 if k.shape[3] + v.shape[3] <= 64 else 128
-
-    def chunks(self, length: int) -> list[slice]:
-        """0 … length − 1 in pieces of C, the last one shorter."""
-        return [slice(start, min(start + self.chunk, length)) for start in range(0, length, self.chunk)]
-
-    def queries(self, chunk: slice) -> tuple[Tensor, Tensor]:
-        """q̃ and q̂, (P, G, C, D)."""
-        return self._features(self.q[:, :, :, chunk], chunk)
-
-    def keys(self, chunk: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """k̃ and k̂ (P, C, D) and v (P, C, M), zero where hidden."""
-        num, den = self._features(self.k[:, :, chunk], chunk)
-        v = self.v[:, :, chunk].to(self.wide)
-        return self._visible(num, chunk), self._visible(den, chunk), self._visible(v.flatten(0, 1), chunk)
-
-    def queries_vjp(self, chunk: slice, grad_num: Tensor, grad_den: Tensor | None) -> Tensor:
-        """∂q of a chunk, (P, G, C, D)."""
-        return self._features_vjp(self.q[:, :, :, chunk], chunk, grad_num, grad_den)
-
-    def keys_vjp(self, chunk: slice, grad_num: Tensor, grad_den: Tensor | None) -> Tensor:
-        """∂k of a chunk, (P, C, D), zero where hidden."""
-        return self._visible(self._features_vjp(self.k[:, :, chunk], chunk, grad_num, grad_den), chunk)
-
-    def _features(self, x: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
-        return features(x.to(self.wide).flatten(0, 1), self.phi, self._rotation(chunk), self.rope)
-
-    def _features_vjp(self, x: Tensor, chunk: slice, grad_num: Tensor, grad_den: Tensor | None) -> Tensor:
-        x, rotation = x.to(self.wide).flatten(0, 1), self._rotation(chunk)
-        if rotation is not None and self.rope == "after":  # R is orthogonal: its transpose turns back
-            grad_num = rotate(grad_num, rotation[0], -rotation[1])
-        grad = grad_num if grad_den is None else grad_num + grad_den
-        if rotation is not None and self.rope == "before":
-            return rotate(self.phi.vjp(rotate(x, *rotation), grad), rotation[0], -rotation[1])
-        return self.phi.vjp(x, grad)
-
-    def _rotation(self, chunk: slice) -> Rotation:
-        return None if self.cos is None or self.sin is None else (self.cos[chunk], self.sin[chunk])
-
-    def _visible(self, x: Tensor, chunk: slice) -> Tensor:
-        """x (P, C, …) with hidden keys taken out: *after* the feature map, since φ(0) = 1."""
-        if self.hidden is None:
-            return x
-        hidden = self.hidden[:, :, chunk].expand(-1, self.k.shape[1], -1, -1)
-        return x.masked_fill(hidden.flatten(0, 1), 0)
-
-
 def _prefixes(
-    inputs: _Inputs, kv: Tensor, k_sum: Tensor, causal: bool
+    inputs: ChunkedInputs, kv: Tensor, k_sum: Tensor, causal: bool
 ) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor] | None, Tensor]]:
     """Scans the keys into S (P, D, M) and z (P, D), in place, pausing at each chunk of queries.
 
@@ -178,7 +111,7 @@ def _forward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output (B, H, N, M), denominators d (B, H, N) with their floor (empty if not normalize), and the new S and z."""
-    inputs = _Inputs(q, k, v, key_mask, cos, sin, feature_map, rope)
+    inputs = ChunkedInputs(q, k, v, key_mask, cos, sin, feature_map, rope)
     out = q.new_empty(*q.shape[:3], v.shape[3])
     denominators = kv.new_empty(q.shape[:3] if normalize else (0,))
     kv, k_sum = _copy(kv), _copy(k_sum)
@@ -216,7 +149,7 @@ def _backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and of the incoming S and z."""
-    inputs = _Inputs(q, k, v, key_mask, cos, sin, feature_map, rope)
+    inputs = ChunkedInputs(q, k, v, key_mask, cos, sin, feature_map, rope)
     grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
     grad_d = torch.empty_like(denominators)
     kv, k_sum = _copy(kv), _copy(k_sum)
