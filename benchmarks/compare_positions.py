@@ -1,4 +1,4 @@
-"""Trains the stdlib twins with several seeds and writes the table and the picture of docs/positions.md.
+"""Trains the stdlib twins with several seeds, prints the table of docs/positions.md and draws its picture.
 
     python benchmarks/compare_positions.py [--seeds 0 1 2] [--out docs] [--runs runs/compare] [-- OPTIONS OF FIT]
 
@@ -51,7 +51,7 @@ def table(files: dict[str, list[Path]]) -> str:
 
 
 def main() -> None:
-    """Trains what is missing, then writes OUT/positions-table.md and OUT/learning-curves.png."""
+    """Trains what is missing, then draws OUT/learning-curves.png."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
@@ -65,7 +65,6 @@ def main() -> None:
             files[label].append(train(label, seed, folder, options.fit))
             print(f"seed {seed}, {label}: {read_curve(files[label][-1], 'val/bits_per_byte')[1][-1]:.4f}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "positions-table.md").write_text(table(files))
     plot_curves(files, options.out / "learning-curves.png")
     print(table(files), f"\nCommand: {shlex.join(sys.argv)}; {os.cpu_count()} cores")
 

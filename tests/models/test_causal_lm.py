@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from lin_attn import Rotary, linear_attention, softmax_attention
 from models import CausalLM, NetworkConfig
 
 VOCAB = 31
@@ -32,6 +34,78 @@ def model(request):
 @pytest.fixture
 def tokens():
     return torch.randint(VOCAB, (3, 20), generator=torch.Generator().manual_seed(1))
+
+
+def by_hand(model, tokens):
+    """Logits from the model's own weights, each step written out from what the configuration says."""
+    config, net = model.network_config, model.network
+    D = config.d_model // config.n_heads
+
+    def norm(x, module):
+        if config.norm == "rms":
+            return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.weight
+        x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * module.weight + module.bias
+
+    def heads(x, projection):
+        return (x @ projection.weight.T).unflatten(-1, (-1, D)).transpose(1, 2)
+
+    def mix(q, k, v):
+        rotary = Rotary(D) if config.position == "rope" else None
+        if config.attention == "softmax":
+            return softmax_attention(q, k, v, rotary=rotary)
+        options = {"feature_map": config.feature_map, "normalize": config.normalize, "rope": config.rope}
+        return linear_attention(q, k, v, rotary=rotary, backend="reference", **options)
+
+    def attend(x, module):
+        out = mix(*(heads(x, projection) for projection in (module.query, module.key, module.value)))
+        if config.output_norm:
+            out = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.output_norm.weight
+        return out.transpose(1, 2).flatten(2) @ module.output.weight.T
+
+    def feed_forward(x, module):
+        inner = x @ module.inner.weight.T
+        if config.ffn == "gelu":
+            return F.gelu(inner) @ module.output.weight.T
+        return (F.silu(x @ module.gate.weight.T) * inner) @ module.output.weight.T
+
+    x = net.embedding.weight[tokens]
+    if config.position == "learned":
+        x = x + net.learned_positions.table.weight[: tokens.shape[1]]
+    if config.position == "sinusoidal":
+        angles = torch.arange(tokens.shape[1])[:, None] * 10000.0 ** -(
+            torch.arange(0, config.d_model, 2) / config.d_model
+        )
+        x = x * config.d_model**0.5 + torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).double()
+    for block in net.blocks:
+        x = x + attend(norm(x, block.attention_norm), block.attention)
+        x = x + feed_forward(norm(x, block.feed_forward_norm), block.feed_forward)
+    head = net.embedding.weight if config.tie_embeddings else net.head.weight
+    return norm(x, net.norm) @ head.T
+
+
+def test_the_network_is_what_its_configuration_says(model, tokens):
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if model.network_config.position == "sinusoidal" else EQUAL
+    with torch.no_grad():  # scales that are all one would hide one that is not applied
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    torch.testing.assert_close(model(tokens), by_hand(model, tokens), **tolerance)
+
+
+def test_sizes_of_the_network_are_those_of_its_configuration():
+    network = CausalLM(network=SIZES | {"d_ff": 40, "n_kv_heads": 2, "n_layers": 3, "ffn": "swiglu"}).network
+    assert len(network.blocks) == 3
+    assert network.blocks[0].feed_forward.gate.weight.shape == (40, 24)
+    assert network.blocks[0].attention.key.weight.shape == (12, 24)
+    assert network.head.weight is network.embedding.weight
+
+
+def test_dropout_drops_in_training_only(tokens):
+    model = CausalLM(network=SIZES | {"dropout": 0.3})
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
 
 
 def test_no_logit_depends_on_a_later_token(model, tokens):
