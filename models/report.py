@@ -31,7 +31,8 @@ def report_run(trainer: Trainer, model: CausalLM) -> None:
         lines.append(f"curves:      {log / 'curves.png'}, {log / 'metrics.csv'}")
     saved = trainer.checkpoint_callback
     if isinstance(saved, ModelCheckpoint) and saved.last_model_path:
-        lines.append(f"checkpoints: {saved.best_model_path} (best), {saved.last_model_path} (last)")
+        best = f"{saved.best_model_path} (best), " if saved.best_model_path else ""
+        lines.append(f"checkpoints: {best}{saved.last_model_path} (last)")
         command = sys.argv[0] if Path(sys.argv[0]).name == "lin-attn" else "lin-attn"
         lines.append(f"go on with:  {command} generate --checkpoint {saved.last_model_path} --prompt 'def '")
     print("\n".join(lines))  # noqa: T201

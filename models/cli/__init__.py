@@ -12,6 +12,7 @@ COMMANDS = {
     "test": ("training", "evaluate a checkpoint on the test text"),
     "predict": ("training", "score each document of the test text with a checkpoint"),
     "generate": ("generate", "continue a prompt with a checkpoint"),
+    "scale": ("scale", "measure time and memory against sequence length"),
     "env": ("env", "print versions, devices, and which backends are usable"),
 }
 
