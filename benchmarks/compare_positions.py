@@ -8,6 +8,7 @@ Runs that are finished are not run again, so that it can be stopped and called a
 import argparse
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def train(label: str, seed: int, folder: Path, options: list[str]) -> Path:
     done = folder / "done"
     metrics = folder / "version_0" / "metrics.csv"
     if not done.is_file():
-        subprocess.run(["rm", "-rf", folder], check=True)
+        shutil.rmtree(folder, ignore_errors=True)
         command = [sys.executable, ROOT / "train.py", "fit", "-c", ROOT / f"configs/lm/{RUNS[label]}.yaml"]
         command += ["--seed_everything", str(seed), "--data.seed", str(seed), "--trainer.default_root_dir", folder]
         command += ["--trainer.enable_progress_bar", "false", *options]

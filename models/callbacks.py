@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, TQDMProgressBar
 from torch import Tensor
 
-from models.loss import IGNORE
+from lin_attn.data.blocks import IGNORED
 
 
 class RunProgressBar(TQDMProgressBar):
@@ -24,7 +24,7 @@ class RunProgressBar(TQDMProgressBar):
         super().on_train_start()
         bar = self.train_progress_bar
         bar.set_description("Training")
-        bar.total = trainer.max_steps if trainer.max_steps > 0 else None
+        bar.total = _steps_of(trainer)
         bar.initial = bar.n = trainer.global_step
 
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
@@ -40,6 +40,16 @@ class RunProgressBar(TQDMProgressBar):
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """The figures without the run's version number."""
         return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+
+
+def _steps_of(trainer: Trainer) -> int | None:
+    """All steps of the run, if it has an end."""
+    if trainer.max_steps > 0:
+        return trainer.max_steps
+    batches = trainer.num_training_batches
+    if not trainer.max_epochs or trainer.max_epochs < 0 or batches == float("inf"):
+        return None
+    return math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs
 
 
 class Throughput(Callback):
@@ -72,7 +82,7 @@ class Throughput(Callback):
 
 
 class PredictionWriter(BasePredictionWriter):
-    """`predict` writes predictions.csv: a row a document with its targets, bits and bits per byte."""
+    """`predict` writes predictions.csv: a row a document, with what was scored of it: targets, bytes and bits."""
 
     def __init__(self) -> None:
         super().__init__(write_interval="batch")
@@ -84,15 +94,18 @@ class PredictionWriter(BasePredictionWriter):
         self._store = trainer.datamodule.stores["test"]  # type: ignore[attr-defined]
         self._bits = np.zeros(self._store.n_documents)
         self._targets = np.zeros(self._store.n_documents, dtype=np.int64)
+        self._n_bytes = np.zeros(self._store.n_documents, dtype=np.int64)
+        self._token_bytes = trainer.datamodule.tokenizer.token_bytes  # type: ignore[attr-defined]
 
     def write_on_batch_end(self, trainer: Trainer, pl_module: LightningModule, prediction: Any, *_: Any) -> None:
         """Adds each target's bits to its document."""
         nll, targets, start = (prediction[name].cpu() for name in ("nll", "targets", "start"))
         places = start[:, None] + torch.arange(targets.shape[1])
-        real = targets != IGNORE
+        real = targets != IGNORED
         documents = np.searchsorted(self._store.column("start"), places[real].numpy(), side="right") - 1
         np.add.at(self._bits, documents, nll[real].double().numpy() / math.log(2))
         np.add.at(self._targets, documents, 1)
+        np.add.at(self._n_bytes, documents, self._token_bytes[targets[real].numpy()])
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the table."""
@@ -101,7 +114,8 @@ class PredictionWriter(BasePredictionWriter):
         with path.open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["document", "targets", "n_bytes", "bits", "bits_per_byte"])
-            columns = self._store.names(), self._targets, self._store.column("n_bytes"), self._bits
+            columns = self._store.names(), self._targets, self._n_bytes, self._bits
             for name, targets, n_bytes, bits in zip(*columns, strict=True):
-                rows.writerow([name, targets, n_bytes, f"{bits:.3f}", f"{bits / n_bytes:.4f}"])
-        print(f"bits per byte of {self._store.n_documents} documents: {path}")  # noqa: T201
+                if n_bytes:
+                    rows.writerow([name, targets, n_bytes, f"{bits:.3f}", f"{bits / n_bytes:.4f}"])
+        print(f"bits per byte of {np.count_nonzero(self._n_bytes)} documents: {path}")  # noqa: T201

@@ -8,13 +8,14 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from lin_attn.data.blocks import IGNORED
 from lin_attn.data.tokenizer import Tokenizer, tokenizer_from_dict
 from models.config import NetworkConfig, OptimizerConfig, as_config, as_plain
 from models.decoder import Decoder, DecoderState
-from models.loss import IGNORE, cross_entropy_sum, token_nll
+from models.generation import stream
+from models.loss import cross_entropy_sum, token_nll
 from models.metrics import LanguageModelMetric
 from models.optimization import build_optimizer, build_schedule
-from models.sampling import check_sampling, sample
 
 Batch = dict[str, Tensor]
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class CausalLM(LightningModule):
         )
         self.network = Decoder(self.network_config)
         self.tokenizer: Tokenizer | None = None
+        self._rng_state: Tensor | None = None
         self.val_metric, self.test_metric = LanguageModelMetric(), LanguageModelMetric()
 
     def forward(
@@ -103,6 +105,7 @@ class CausalLM(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The mean loss in nats a token."""
+        self._latest = batch
         nll, count = self._nll(batch)
         loss = nll / count.clamp(min=1)
         if not torch.isfinite(loss):
@@ -117,6 +120,12 @@ class CausalLM(LightningModule):
         """Clips here: Lightning's own clipping refuses fused optimizers under mixed precision."""
         if self.optimizer_config.clip is not None:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.optimizer_config.clip)
+            # Under float16 the scaler expects gradients that overflow now and then, and skips their step.
+            if self.trainer.precision != "16-mixed" and not torch.isfinite(norm):
+                raise FloatingPointError(
+                    f"the gradient's norm is {norm.item()} at step {self.global_step}, on text of "
+                    f"{self._documents(self._latest)}; a lower optimizer.lr may help"
+                )
             self.log("train/grad_norm", norm)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -159,13 +168,21 @@ class CausalLM(LightningModule):
         schedule = build_schedule(optimizer, self.optimizer_config, max_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def on_train_start(self) -> None:
+        """Goes on with the random numbers of the checkpoint, so that dropout is what it would have been."""
+        if self._rng_state is not None and self.trainer.world_size == 1:
+            torch.set_rng_state(self._rng_state)
+        self._rng_state = None
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint carries its tokenizer."""
+        """A checkpoint carries its tokenizer, and the state of torch's random numbers on the CPU."""
+        checkpoint["rng_state"] = torch.get_rng_state()
         if self.tokenizer is not None:
             checkpoint["tokenizer"] = self.tokenizer.to_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes the tokenizer up again."""
+        """Takes both up again."""
+        self._rng_state = checkpoint.get("rng_state")
         if "tokenizer" in checkpoint:
             self.tokenizer = tokenizer_from_dict(checkpoint["tokenizer"])
 
@@ -174,7 +191,7 @@ class CausalLM(LightningModule):
         hidden, _ = self.network(batch["tokens"])
         targets = batch["targets"].flatten()
         nll = cross_entropy_sum(hidden.flatten(0, 1), self.network.head.weight, targets)
-        return nll, (targets != IGNORE).sum()
+        return nll, (targets != IGNORED).sum()
 
     def _evaluate(self, batch: Batch, metric: LanguageModelMetric) -> None:
         nll, count = self._nll(batch)
@@ -210,7 +227,6 @@ class CausalLM(LightningModule):
         """
         return torch.cat([tokens, *(new[:, None] for new in self.stream(tokens, max_new_tokens, **options))], dim=1)
 
-    @torch.no_grad()
     def stream(
         self,
         tokens: Tensor,
@@ -235,44 +251,25 @@ class CausalLM(LightningModule):
             stop_token: end when every row has drawn it; after it, a row repeats it.
             seed: of the draws; None takes torch's global generator.
 
-        Yields:
-            (B,) int64, the next token of each row.
+        Returns:
+            An iterator over the next token of each row, (B,) int64.
 
         Raises:
             ValueError: for an argument out of range.
         """
         self._check_tokens(tokens)
-        check_sampling(temperature, top_k, top_p)
-        if tokens.shape[1] == 0:
-            raise ValueError("tokens has length 0; wanted a prompt of at least one token, such as the document end")
-        if max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}; wanted a number ≥ 0")
-        if key_mask is not None and not key_mask[:, -1].all():
-            raise ValueError("key_mask hides the last token of a prompt; wanted padding on the left")
-        if key_mask is not None and self.network_config.rotates_features and self.network_config.rope == "before":
-            raise ValueError(
-                "key_mask is given and network.rope is 'before': its weights depend on the positions themselves, which "
-                "padding moves; wanted prompts of one length"
-            )
-        generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
-        stopped = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
-        was_training, state = self.training, None
-        self.eval()
-        try:
-            for _ in range(max_new_tokens):
-                hidden, state = self.network(tokens, key_mask, state)
-                logits = self.network.head(hidden[:, -1])
-                token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-                if stop_token is not None:
-                    token = token.masked_fill(stopped, stop_token)
-                    stopped |= token == stop_token
-                yield token
-                if stop_token is not None and bool(stopped.all()):
-                    return
-                tokens, key_mask = token[:, None], None
-        finally:
-            self.train(was_training)
+        return stream(
+            self,
+            tokens,
+            max_new_tokens,
+            key_mask=key_mask,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop_token=stop_token,
+            seed=seed,
+        )
 
     def _check_tokens(self, tokens: Tensor) -> None:
-        if tokens.dim() != 2 or tokens.is_floating_point():
+        if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(f"tokens is {tokens.dtype} of shape {tuple(tokens.shape)}; wanted integers (B, N)")

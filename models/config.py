@@ -96,7 +96,7 @@ class OptimizerConfig:
         lr: learning rate after warm-up.
         betas: decay rates of the first and second moments.
         weight_decay: on matrices only: not on biases, norms' scales or embeddings of positions.
-        warmup_steps: steps from 0 to lr.
+        warmup_steps: steps over which the rate rises to lr, in equal parts.
         min_lr_ratio: the schedule ends at this share of lr.
         max_steps: steps of the schedule; the trainer's max_steps by default.
         clip: largest norm of all gradients together; null does not clip.
@@ -143,7 +143,10 @@ def as_config(kind: type[Config], value: Config | Mapping[str, Any] | None, argu
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise ValueError(f"{argument} has unknown fields {', '.join(unknown)}; wanted some of {', '.join(known)}")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{argument} has a value of the wrong type: {error}") from error
 
 
 def as_plain(config: NetworkConfig | OptimizerConfig) -> dict[str, Any]:

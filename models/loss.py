@@ -1,6 +1,6 @@
 """Cross-entropy of a head's logits, in pieces, so that the logits of a long batch never stand in memory at once.
 
-    loss = Σ_t −log softmax(hidden_t Wᵀ)[target_t]      over the targets that are not IGNORE
+    loss = Σ_t −log softmax(hidden_t Wᵀ)[target_t]      over the targets that are not IGNORED
 
 The gradient is known as soon as a piece's softmax is, so it is formed on the way forward: one pass over the logits, and
 memory O(CHUNK · V) beside the gradients themselves.
@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORE = -100  # a target that counts for nothing, as in torch.nn.functional.cross_entropy
+from lin_attn.data.blocks import IGNORED
+
 CHUNK = 2048  # tokens whose logits are in memory at once
 
 
@@ -25,14 +26,14 @@ def token_nll(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     Args:
         hidden: (T, E).
         weight: of the head, (V, E).
-        targets: (T,) int64, IGNORE where there is none.
+        targets: (T,) int64, IGNORED where there is none.
 
     Returns:
         (T,) float32 in nats, 0 where there is no target.
     """
     with torch.no_grad():
         pieces = [
-            F.nll_loss(logprobs, y, ignore_index=IGNORE, reduction="none")
+            F.nll_loss(logprobs, y, ignore_index=IGNORED, reduction="none")
             for _, _, y, logprobs in _pieces(hidden, weight, targets)
         ]
     return torch.cat(pieces) if pieces else hidden.new_zeros(0, dtype=torch.float32)
@@ -69,10 +70,10 @@ class _CrossEntropySum(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=exact_dtype(hidden.device))
         with torch.autocast(device, enabled=False):
             for rows, x, y, logprobs in _pieces(hidden, weight, targets):
-                total += F.nll_loss(logprobs, y, ignore_index=IGNORE, reduction="none").to(total.dtype).sum()
+                total += F.nll_loss(logprobs, y, ignore_index=IGNORED, reduction="none").to(total.dtype).sum()
                 if grad_hidden is not None and grad_weight is not None:
                     # ∂ = softmax − onehot(target), in the memory of the log-probabilities
-                    real = (y != IGNORE).float()[:, None]
+                    real = (y != IGNORED).float()[:, None]
                     grad = logprobs.exp_().mul_(real).scatter_add_(1, y.clamp(min=0)[:, None], -real).to(x.dtype)
                     grad_hidden[rows] = grad @ weight
                     grad_weight += grad.mT @ x

@@ -15,17 +15,13 @@ SAMPLE_TOKENS = 300
 
 
 def report_run(trainer: Trainer, model: CausalLM) -> None:
-    """Prints the best validation figure, draws the curves and continues the empty text, on the first process."""
+    """Prints the last validation figure, draws the curves, names the files and continues the empty text."""
+    log = Path(trainer.log_dir or trainer.default_root_dir)  # asks all processes
     if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
     lines = [""]
     if "val/bits_per_byte" in trainer.callback_metrics:
         lines.append(f"validation bits per byte: {trainer.callback_metrics['val/bits_per_byte']:.4f}")
-    if model.tokenizer is not None:
-        start = torch.tensor([[model.tokenizer.end_id]], device=model.device)
-        text = model.generate(start, SAMPLE_TOKENS, temperature=0.8, seed=0)[0].tolist()
-        lines += ["sample (temperature 0.8):", "", model.tokenizer.decode(text).decode("utf-8", "replace"), ""]
-    log = Path(trainer.log_dir or trainer.default_root_dir)
     if (log / "metrics.csv").is_file():
         plot_curves({log.parent.name: [log / "metrics.csv"]}, log / "curves.png")
         lines.append(f"curves:      {log / 'curves.png'}, {log / 'metrics.csv'}")
@@ -35,7 +31,13 @@ def report_run(trainer: Trainer, model: CausalLM) -> None:
         lines.append(f"checkpoints: {best}{saved.last_model_path} (last)")
         command = sys.argv[0] if Path(sys.argv[0]).name == "lin-attn" else "lin-attn"
         lines.append(f"go on with:  {command} generate --checkpoint {saved.last_model_path} --prompt 'def '")
-    print("\n".join(lines))  # noqa: T201
+    print("\n".join(lines), flush=True)  # noqa: T201
+    if model.tokenizer is not None:
+        longest = (model.network_config.max_length or SAMPLE_TOKENS + 1) - 1  # the start takes a position
+        start = torch.tensor([[model.tokenizer.end_id]], device=model.device)
+        text = model.generate(start, min(SAMPLE_TOKENS, longest), temperature=0.8, seed=0)[0].tolist()
+        sample = model.tokenizer.decode(text).decode("utf-8", "replace")
+        print(f"sample (temperature 0.8):\n\n{sample}\n")  # noqa: T201
 
 
 def read_curve(metrics: Path, name: str) -> tuple[list[int], list[float]]:

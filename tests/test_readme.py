@@ -12,7 +12,8 @@ from models.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S)
-SHORT = ["--trainer.max_steps", "3", "--trainer.val_check_interval", "3", "--trainer.enable_progress_bar", "false"]
+SHORT = ["--trainer.max_steps", "100", "--model.network.d_model", "16", "--model.network.n_layers", "1",
+         "--data.block_length", "32", "--data.batch_size", "4", "--trainer.enable_progress_bar", "false"]  # fmt: skip
 # The environment of the tests is taken as made: -o tells make not to make it anew.
 MAKE = ["make", "-C", str(ROOT), f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.run", "-o", f"{sys.prefix}/.dev"]
 

@@ -128,12 +128,16 @@ class TextCorpus(LightningDataModule):
         """Opens the token cache, and builds it if it is missing or damaged.
 
         Raises:
-            ValueError: A source or the cache is at fault, or there is too little text for one block.
+            ValueError: A source or the cache is at fault, or there is too little text to fit on.
         """
-        if self._stores:
-            return
+        if not self._stores:
+            self._stores = self._open()
+        if stage == "fit":
+            self._check_that_there_is_a_block()
+
+    def _open(self) -> dict[str, TokenStore]:
         sources = open_sources(*self._sources, self._options)
-        self._warn_of_binary(sources)
+        self._warn_of_what_is_left_out(sources)
         rule = SplitRule(
             self._rule.split,
             0.0 if "validation" in sources else self._rule.validation_fraction,
@@ -145,29 +149,43 @@ class TextCorpus(LightningDataModule):
             opened = build_corpus(folder, sources, self._tokenizer, rule)
         meta, stores = opened
         rank_zero_info(f"TextCorpus: {_summary(meta)}; {folder}")
-        n_tokens, needed = len(stores["train"]), self.block_length + 1
+        return stores
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Every block of train once an epoch, ordered by seed and epoch; resumes within an epoch.
+
+        Raises:
+            ValueError: There is too little text for one block.
+        """
+        self._check_that_there_is_a_block()
+        return self._loader("train", self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> "DataLoader[Batch] | list[Any]":
+        """Every block of validation, in order; in training, no loader where there is no validation text."""
+        return self._evaluation_loader("validation")
+
+    def test_dataloader(self) -> "DataLoader[Batch] | list[Any]":
+        """Every block of test, in order."""
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> "DataLoader[Batch] | list[Any]":
+        """The same as test."""
+        return self.test_dataloader()
+
+    def _check_that_there_is_a_block(self) -> None:
+        n_tokens, needed = len(self.stores["train"]), self.block_length + 1
         if n_tokens < needed:
             raise ValueError(
                 f"too little text to train on: {n_tokens} tokens in train, and one block with "
                 f"block_length={self.block_length} needs {needed}"
             )
-        self._stores = stores
 
-    def train_dataloader(self) -> DataLoader[Batch]:
-        """Every block of train once an epoch, ordered by seed and epoch; resumes within an epoch."""
-        return self._loader("train", self.batch_size, shuffle=True)
-
-    def val_dataloader(self) -> "DataLoader[Batch] | list[Any]":
-        """Every block of validation, in order; no loader where there is no validation text."""
-        return self._loader("validation", self.eval_batch_size) if len(self.stores["validation"]) > 1 else []
-
-    def test_dataloader(self) -> "DataLoader[Batch] | list[Any]":
-        """Every block of test, in order; no loader where there is no test text."""
-        return self._loader("test", self.eval_batch_size) if len(self.stores["test"]) > 1 else []
-
-    def predict_dataloader(self) -> "DataLoader[Batch] | list[Any]":
-        """The same as test."""
-        return self.test_dataloader()
+    def _evaluation_loader(self, split: str) -> "DataLoader[Batch] | list[Any]":
+        if len(self.stores[split]) > 1:
+            return self._loader(split, self.eval_batch_size)
+        if self.trainer and self.trainer.state.fn != "fit":
+            raise ValueError(f"there is no {split} text to evaluate on; wanted {split}_source or a {split}_fraction")
+        return []
 
     def _loader(self, split: str, batch_size: int, shuffle: bool = False) -> DataLoader[Batch]:
         blocks = BlockDataset(self.stores[split], self._tokenizer, self.block_length)
@@ -192,7 +210,7 @@ class TextCorpus(LightningDataModule):
             persistent_workers=self.num_workers > 0,
         )
 
-    def _warn_of_binary(self, sources: dict[str, list[Source]]) -> None:
+    def _warn_of_what_is_left_out(self, sources: dict[str, list[Source]]) -> None:
         binary = [path for found in sources.values() for source in found for path in source.binary]
         if binary:
             more = f" and {len(binary) - 5} more" if len(binary) > 5 else ""

@@ -28,7 +28,7 @@ commands:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns the exit status: 0, or 2 after a mistake of the user's, told in one line.
+    """Runs a command. Returns the exit status: 0, 2 after a mistake of the user's, told in one line, or 130 on Ctrl-C.
 
     Set LIN_ATTN_TRACEBACK=1 to see where an error was raised.
     """
@@ -43,12 +43,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     run: Callable[[str, list[str]], None] = import_module(f"models.cli.{COMMANDS[command][0]}").main
     try:
         run(command, rest)
-    except (ValueError, FloatingPointError) as error:
-        if os.environ.get("LIN_ATTN_TRACEBACK"):
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if os.environ.get("LIN_ATTN_TRACEBACK") or not is_a_users_mistake(error):
             raise
-        sys.stderr.write(f"lin-attn {command}: {error}\n")
+        sys.stderr.write(f"lin-attn {command}: {innermost(str(error))}\n")
         return 2
     return 0
+
+
+def is_a_users_mistake(error: Exception) -> bool:
+    """Whether an error is told by its message alone: ours, the system's, and Lightning's for a misconfiguration."""
+    kinds = ("ValueError", "FloatingPointError", "OSError", "MisconfigurationException")
+    return any(kind.__name__ in kinds for kind in type(error).__mro__)
+
+
+def innermost(message: str) -> str:
+    """What a parser's message is about, which for a choice of types is the last of a list of complaints."""
+    noise = ("Expected a <class 'NoneType'>", "Problem with given class_path", "Parser key")
+    told = [line.strip()[2:] for line in message.splitlines() if line.strip().startswith("- ")]
+    told = [line for line in told if not line.startswith(noise)]
+    return told[-1] if told else message
 
 
 def usage() -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import codecs
+import io
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -42,7 +43,15 @@ def main(command: str, arguments: list[str]) -> None:
     device = options.device
     if device == "auto":
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"--device is {device}, which this torch cannot use; `lin-attn env` lists what it can"
+        ) from error
     model = load_checkpoint(options.checkpoint, device=device)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of few characters
     sys.stdout.write(options.prompt)
     for piece in until(decoded(model, options), options.stop):
         sys.stdout.write(piece)

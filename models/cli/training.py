@@ -6,16 +6,19 @@ Models and data are named by class in the configuration, so that every model of 
 import logging
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from models.callbacks import PredictionWriter, RunProgressBar, Throughput
+from models.checkpoint import read_checkpoint
+from models.cli import innermost
 from models.cli.configs import find_config
 from models.hardware import default_precision
 from models.report import report_run
@@ -26,7 +29,7 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the message and ends with status 2."""
-        sys.stderr.write(f"{self.prog}: {message}\n")
+        sys.stderr.write(f"lin-attn: {innermost(message)}\n")
         sys.exit(2)
 
 
@@ -51,6 +54,9 @@ class TrainingCLI(LightningCLI):
                 "trainer.default_root_dir": "runs",
                 "trainer.precision": default_precision(),
                 "trainer.enable_model_summary": False,
+                # Validation goes by steps, over the ends of epochs and in corpora of less than an interval.
+                "trainer.check_val_every_n_epoch": None,
+                "trainer.val_check_interval": 100,
             }
         )
 
@@ -63,8 +69,14 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Names the saved configuration by stage, so that `validate` spares that of `fit`; adds the callbacks."""
         self.save_config_kwargs = {"config_filename": f"{self.subcommand}.yaml", "overwrite": True}
+        trainer = self._get(self.config, "trainer")
+        if trainer["gradient_clip_val"] is not None:
+            raise ValueError(
+                f"trainer.gradient_clip_val is {trainer['gradient_clip_val']}; wanted optimizer.clip of the model, "
+                "which clips fused optimizers under mixed precision too"
+            )
         callbacks: list[Callback] = [Throughput(), PredictionWriter()]
-        if self._get(self.config, "trainer")["enable_progress_bar"] is not False:
+        if trainer["enable_progress_bar"] is not False and "ProgressBar" not in str(trainer["callbacks"]):
             callbacks.append(RunProgressBar())
         self.trainer_defaults = {"callbacks": callbacks}
 
@@ -72,8 +84,11 @@ class TrainingCLI(LightningCLI):
         """A trainer that logs to CSV and TensorBoard in one folder, unless the configuration names its loggers."""
         configured = self._get(self.config_init, "trainer")
         if configured["logger"] in (None, True):
-            csv = CSVLogger(configured["default_root_dir"], name="")
-            kwargs["logger"] = [csv, TensorBoardLogger(configured["default_root_dir"], name="", version=csv.version)]
+            root = configured["default_root_dir"]
+            version = claim_version(Path(root))
+            kwargs["logger"] = [kind(root, name="", version=version) for kind in (CSVLogger, TensorBoardLogger)]
+        if configured["enable_checkpointing"] is False:
+            self._parser(self.subcommand).callback_keys.clear()  # those of add_arguments_to_parser: `checkpoint`
         return super().instantiate_trainer(**kwargs)
 
     def _parse_ckpt_path(self) -> None:
@@ -82,11 +97,11 @@ class TrainingCLI(LightningCLI):
             return
         arguments = self.config[self.config["subcommand"]]
         path = arguments.get("ckpt_path")
-        if not path or path in ("best", "last", "hpc", "registry"):
+        if path is None and self.config["subcommand"] != "fit":
+            raise ValueError("ckpt_path is not given, and an untrained model is not worth it; wanted --ckpt_path FILE")
+        if path is None:
             return
-        if not Path(path).is_file():
-            raise ValueError(f"ckpt_path is {path}, which is no file; wanted a Lightning checkpoint")
-        saved = torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters", {})
+        saved = read_checkpoint(path)["hyper_parameters"]
         given = arguments["model"].get("init_args", {})
         for group, values in saved.items():
             for name, value in values.items():
@@ -103,7 +118,7 @@ class TrainingCLI(LightningCLI):
 
 def main(command: str, arguments: list[str]) -> None:
     """Runs a stage of training as `lin-attn COMMAND ARGUMENTS…`."""
-    _leave_out_what_concerns_no_user()
+    _silence_lightning()
     TrainingCLI(
         LightningModule,
         LightningDataModule,
@@ -118,11 +133,25 @@ def main(command: str, arguments: list[str]) -> None:
     )
 
 
-def _leave_out_what_concerns_no_user() -> None:
+def _silence_lightning() -> None:
     """Advertisements, and warnings of Lightning's about its own insides."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: "Tip:" not in record.msg)
-    for message in (".*LeafSpec.*", ".*does not have many workers.*", ".*not supported by the model summary.*"):
+    for message in (".*LeafSpec.*", ".*does not have many workers.*", ".*The dirpath has changed from.*"):
         warnings.filterwarnings("ignore", message)
+
+
+def claim_version(root: Path) -> int:
+    """The number of the first `version_N` that is not there, whose folder is made: two runs at once get two."""
+    version, rank = 0, getattr(rank_zero_only, "rank", 0)
+    while True:
+        folder = root / f"version_{version}"
+        if rank != 0 and not folder.exists():
+            return version  # the first process makes the folder; only it writes there
+        if rank == 0:
+            with suppress(FileExistsError):
+                folder.mkdir(parents=True)
+                return version
+        version += 1
 
 
 def _with_found_configs(arguments: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def trained(books, tmp_path_factory) -> Path:
     os.chdir(folder)
     try:
         arguments = [*DEBUG, "--data.source", str(books), "--data.cache_dir", str(folder / "cache")]
-        assert main([*arguments, "--trainer.precision", "32-true"]) == 0
+        with (folder / "printed.txt").open("w") as printed, redirect_stdout(printed):
+            assert main([*arguments, "--trainer.precision", "32-true"]) == 0
     finally:
         os.chdir(here)
     return folder / "runs" / "debug" / "version_0"

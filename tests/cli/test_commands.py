@@ -1,6 +1,7 @@
 """Each command does what its help says, from training to generated text."""
 
 import csv
+import os
 import re
 import subprocess
 import sys
@@ -9,13 +10,23 @@ import time
 import pytest
 import torch
 
+from lin_attn.data import TextCorpus
 from models import CausalLM
 from models.checkpoint import load_checkpoint
 from models.cli import COMMANDS, main
+from models.cli.configs import config_folder
 from models.cli.generate import until
+from models.cli.training import claim_version
 from tests.cli.conftest import DEBUG
 
+CONFIG_FILE = str(config_folder() / "lm" / "debug.yaml")
 QUIET = ["--trainer.enable_progress_bar", "false"]
+
+
+def last_figure(metrics, name):
+    """The last value of a figure in a metrics.csv."""
+    with metrics.open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row[name]][-1]
 
 
 def test_fit_leaves_logs_curves_checkpoints_and_its_configuration(trained):
@@ -27,6 +38,16 @@ def test_fit_leaves_logs_curves_checkpoints_and_its_configuration(trained):
     figures = {name for row in rows for name, value in row.items() if value}
     assert {"train/loss", "train/tokens_per_second", "train/grad_norm"} <= figures
     assert {"val/loss", "val/perplexity", "val/bits_per_byte"} <= figures
+
+
+def test_fit_ends_with_its_figure_its_files_and_a_sample(trained):
+    printed = (trained.parents[2] / "printed.txt").read_text()
+    figure = float(re.search(r"validation bits per byte: ([0-9.]+)", printed)[1])
+    assert figure == pytest.approx(last_figure(trained / "metrics.csv", "val/bits_per_byte"), abs=1e-4)
+    for name in ("curves.png", "metrics.csv", "best.ckpt", "last.ckpt"):
+        assert re.search(rf"\S+{name}", printed)
+    sample = printed.partition("sample (temperature 0.8):\n\n")[2]
+    assert len(sample) > 50
 
 
 def test_a_checkpoint_is_read_without_unpickling_and_gives_the_same_model_again(trained):
@@ -45,8 +66,7 @@ def test_validate_gives_the_figure_that_fit_ended_with(run, trained, books, caps
     config = trained / "fit.yaml"
     checkpoint = trained / "checkpoints" / "last.ckpt"
     assert run("validate", "-c", config, "--ckpt_path", checkpoint, *QUIET) == 0
-    with (trained / "metrics.csv").open() as file:
-        wanted = [float(row["val/bits_per_byte"]) for row in csv.DictReader(file) if row["val/bits_per_byte"]][-1]
+    wanted = last_figure(trained / "metrics.csv", "val/bits_per_byte")
     [printed] = re.findall(r"val/bits_per_byte\W+([0-9.]+)", capsys.readouterr().out)
     assert float(printed) == pytest.approx(wanted, rel=1e-6)
 
@@ -64,8 +84,7 @@ def test_predict_accounts_for_every_byte_of_the_test_text(run, trained, tmp_path
 
     assert run("test", "-c", config, "--ckpt_path", checkpoint, "--trainer.default_root_dir", tmp_path, *QUIET) == 0
     [metrics] = (path for path in tmp_path.rglob("metrics.csv") if "test/bits_per_byte" in path.read_text())
-    with metrics.open() as file:
-        figure = float(list(csv.DictReader(file))[-1]["test/bits_per_byte"])
+    figure = last_figure(metrics, "test/bits_per_byte")
     bits, n_bytes = sum(float(row["bits"]) for row in rows), sum(int(row["n_bytes"]) for row in rows)
     assert bits / n_bytes == pytest.approx(figure, rel=1e-4)
 
@@ -121,6 +140,13 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_documents(run, bo
         ([*DEBUG, "--trainer.max_steps", "-1", "--trainer.max_epochs", "1"], "max_steps"),
         ([*DEBUG, "--ckpt_path", "no.ckpt"], "no.ckpt"),
         ([*DEBUG, "--model.network.vocab_size", "100"], "vocab_size"),
+        ([*DEBUG, "--ckpt_path", CONFIG_FILE], "cannot be read"),
+        ([*DEBUG, "--trainer.gradient_clip_val", "1"], "optimizer.clip"),
+        ([*DEBUG, "--trainer.devices", "0"], "devices"),
+        ([*DEBUG, "--trainer.default_root_dir", "/proc/nowhere"], "/proc/nowhere"),
+        ([*DEBUG, "--data.block_length", "0"], "block_length"),
+        ([*DEBUG, "--data.block_length", "100000000"], "block_length"),
+        (["validate", *DEBUG[1:]], "ckpt_path"),
         (["generate", "--checkpoint", "no.ckpt"], "no.ckpt"),
         (["generate"], "--checkpoint"),
         (["translate"], "translate"),
@@ -132,9 +158,8 @@ def test_a_mistake_is_told_by_name_and_without_a_traceback(run, capsys, argument
     except SystemExit as end:
         status = end.code
     assert status == 2
-    error = capsys.readouterr().err
-    assert named in error
-    assert "Traceback" not in error
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lin-attn")]
+    assert named in line
 
 
 @pytest.mark.parametrize("damage", ["truncated", "text", "empty", "foreign"])
@@ -147,6 +172,51 @@ def test_a_damaged_checkpoint_is_refused_by_name(run, trained, tmp_path, capsys,
         path.write_bytes({"truncated": whole[: len(whole) // 2], "text": b"hello", "empty": b""}[damage])
     assert run("generate", "--checkpoint", path) == 2
     assert "broken.ckpt" in capsys.readouterr().err
+
+
+def test_a_temperature_of_zero_is_greedy_and_the_text_ends_with_its_document(run, trained, capsys):
+    checkpoint = trained / "checkpoints" / "last.ckpt"
+    assert (
+        run("generate", "--checkpoint", checkpoint, "--prompt", "The", "--temperature", "0", "--max-new-tokens", 9) == 0
+    )
+    model = load_checkpoint(checkpoint)
+    end = model.tokenizer.end_id
+    prompt = torch.tensor([[end, *model.tokenizer.encode("The").tolist()]])
+    expected = model.generate(prompt, 9, temperature=0, stop_token=end)[0]
+    assert capsys.readouterr().out == model.tokenizer.decode(expected).decode("utf-8", "replace") + "\n"
+
+
+def test_two_runs_at_once_write_to_two_folders(tmp_path):
+    assert [claim_version(tmp_path) for _ in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_report_once(books, tmp_path):
+    """Gloo on the CPU; the figure of two processes is that of one over the same weights."""
+    two = ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    command = [
+        sys.executable,
+        "-m",
+        "models.cli",
+        *DEBUG,
+        "--data.source",
+        str(books),
+        *two,
+        "--trainer.max_steps",
+        "10",
+    ]
+    environment = {**os.environ, "LIN_ATTN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("validation bits per byte") == 1
+    run_folder = tmp_path / "runs" / "debug" / "version_0"
+    model = load_checkpoint(run_folder / "checkpoints" / "last.ckpt")
+    data = TextCorpus(str(books), block_length=64, batch_size=8, cache_dir=str(tmp_path / "cache"))
+    metric = model.val_metric
+    for batch in data.val_dataloader():
+        model._evaluate(batch, metric)
+    wanted = metric.compute()["bits_per_byte"].item()
+    assert last_figure(run_folder / "metrics.csv", "val/bits_per_byte") == pytest.approx(wanted, rel=2e-2)  # bf16
 
 
 def test_env_names_versions_devices_and_backends(run, capsys):

@@ -206,7 +206,7 @@ def test_the_standard_library_is_there_without_its_tests() -> None:
 def test_too_little_text_says_how_much(corpus: MakeCorpus, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_bytes(b"x" * 10)
     with pytest.raises(ValueError, match=r"9 tokens in train.*block_length=100 needs 101"):
-        corpus(tmp_path / "short.txt", block_length=100).setup()
+        corpus(tmp_path / "short.txt", block_length=100).setup("fit")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from lin_attn import Rotary, linear_attention, softmax_attention
+from lin_attn.data import ByteTokenizer
 from models import CausalLM, NetworkConfig
 
 VOCAB = 31
@@ -197,6 +198,20 @@ def test_generation_is_repeated_by_its_seed_and_leaves_the_mode_alone(tokens):
     assert model.training
 
 
+def test_top_k_and_top_p_reach_the_draw(tokens):
+    model = CausalLM(network=SIZES).eval()
+    greedy = model.generate(tokens, 10, temperature=0)
+    assert torch.equal(model.generate(tokens, 10, top_k=1, seed=0), greedy)
+    assert torch.equal(model.generate(tokens, 10, top_p=1e-6, seed=0), greedy)
+    assert not torch.equal(model.generate(tokens, 10, seed=0), greedy)
+
+
+def test_a_token_that_the_tokenizer_has_not_is_never_drawn(tokens):
+    model = CausalLM(network=SIZES | {"vocab_size": 400}).eval()
+    model.tokenizer = ByteTokenizer()
+    assert model.generate(tokens, 300, temperature=5.0, seed=0).max() < 257
+
+
 def test_a_row_that_stopped_repeats_the_stop_token_and_all_stopped_ends(tokens):
     model = CausalLM(network=SIZES).eval()
     free = model.generate(tokens, 30, temperature=0)[:, 20:]
@@ -246,6 +261,7 @@ def test_compiled_network_gives_the_same_logits(name, length):
         ({"position": "none", "rope": "before"}, "rope"),
         ({"position": "learned"}, "max_length"),
         ({"max_length": 10}, "max_length"),
+        ({"d_model": "24"}, "network"),
     ],
 )
 def test_a_wrong_or_idle_field_is_refused_by_name(fields, named):

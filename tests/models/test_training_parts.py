@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lin_attn.data.blocks import IGNORED
 from models import CausalLM
 from models.config import OptimizerConfig
-from models.loss import CHUNK, IGNORE, cross_entropy_sum, token_nll
+from models.loss import CHUNK, cross_entropy_sum, token_nll
 from models.metrics import LanguageModelMetric
 from models.optimization import build_optimizer, lr_factor, split_by_decay
 from models.sampling import sample
@@ -19,7 +20,7 @@ def problem(tokens=CHUNK + 300, width=16, vocab=50, dtype=torch.float32):
     hidden = torch.randn(tokens, width, generator=generator).to(dtype).requires_grad_()
     weight = torch.randn(vocab, width, generator=generator).to(dtype).requires_grad_()
     targets = torch.randint(vocab, (tokens,), generator=generator)
-    targets[::7] = IGNORE
+    targets[::7] = IGNORED
     return hidden, weight, targets
 
 
@@ -65,7 +66,7 @@ def test_logits_of_a_long_batch_never_stand_in_memory_at_once():
 
 def test_nothing_to_predict_is_no_loss_and_no_nan():
     hidden, weight, targets = problem(tokens=5)
-    loss = cross_entropy_sum(hidden, weight, torch.full_like(targets, IGNORE))
+    loss = cross_entropy_sum(hidden, weight, torch.full_like(targets, IGNORED))
     grads = torch.autograd.grad(loss, (hidden, weight))
     assert loss.item() == 0
     assert all((grad == 0).all() for grad in grads)
