@@ -23,6 +23,8 @@ def run_command(line: str, folder: Path) -> None:
     if command == "lin-attn":
         if arguments[0] == "fit" and "-c" in arguments:
             arguments += SHORT
+        if arguments[0] == "scale":
+            arguments.append("--dry-run")  # tests/scaling measures
         try:
             status = main(arguments)
         except SystemExit as end:  # help ends the process
