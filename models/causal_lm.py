@@ -169,8 +169,8 @@ class CausalLM(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Goes on with the random numbers of the checkpoint, so that dropout is what it would have been."""
-        if self._rng_state is not None and self.trainer.world_size == 1:
+        """Goes on with the random numbers of the checkpoint that is resumed: dropout is what it would have been."""
+        if self._rng_state is not None and self.trainer.ckpt_path is not None and self.trainer.world_size == 1:
             torch.set_rng_state(self._rng_state)
         self._rng_state = None
 
