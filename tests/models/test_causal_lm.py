@@ -102,6 +102,16 @@ def test_sizes_of_the_network_are_those_of_its_configuration():
     assert network.head.weight is network.embedding.weight
 
 
+def test_dropout_follows_the_embedding_and_each_branch(tokens):
+    model = CausalLM(network=SIZES | {"dropout": 0.3})
+    calls = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda module, *_: calls.append(module.p))
+    model(tokens)
+    assert calls == [0.3] * (1 + 2 * SIZES["n_layers"])
+
+
 def test_dropout_drops_in_training_only(tokens):
     model = CausalLM(network=SIZES | {"dropout": 0.3})
     assert not torch.equal(model(tokens), model(tokens))
