@@ -22,13 +22,11 @@ class FeatureMap:
         name: what `feature_map(name)` finds it by.
         forward: x → φ(x), in x's dtype. Ops call it in float32 at least.
         vjp: (x, gradient with respect to φ(x)) → gradient with respect to x.
-        positive: whether φ > 0 for every finite x that does not underflow, so that denominators cannot cancel.
     """
 
     name: str
     forward: Callable[[Tensor], Tensor]
     vjp: Callable[[Tensor, Tensor], Tensor]
-    positive: bool
 
     def __call__(self, x: Tensor) -> Tensor:
         """φ(x), computed in float32 (float64 for float64) and returned in x's dtype."""
@@ -74,11 +72,11 @@ def _stable_exp_vjp(x: Tensor, grad: Tensor) -> Tensor:
 _FEATURE_MAPS = {
     phi.name: phi
     for phi in (
-        FeatureMap("elu1", _elu1, _elu1_vjp, positive=True),
-        FeatureMap("relu", torch.relu, _relu_vjp, positive=False),
-        FeatureMap("squared_relu", _squared_relu, _squared_relu_vjp, positive=False),
-        FeatureMap("exp", _stable_exp, _stable_exp_vjp, positive=True),
-        FeatureMap("identity", lambda x: x, lambda x, grad: grad, positive=False),
+        FeatureMap("elu1", _elu1, _elu1_vjp),
+        FeatureMap("relu", torch.relu, _relu_vjp),
+        FeatureMap("squared_relu", _squared_relu, _squared_relu_vjp),
+        FeatureMap("exp", _stable_exp, _stable_exp_vjp),
+        FeatureMap("identity", lambda x: x, lambda x, grad: grad),
     )
 }
 

@@ -51,7 +51,7 @@ def test_forward_mode_is_refused_where_it_would_be_lost_and_exact_in_the_referen
 
 def test_a_map_object_of_the_users_own_is_taken_as_it_is():
     elu1 = feature_map("elu1")
-    own = FeatureMap("elu1", lambda x: 2 * elu1.forward(x), lambda x, grad: 2 * elu1.vjp(x, grad), positive=True)
+    own = FeatureMap("elu1", lambda x: 2 * elu1.forward(x), lambda x, grad: 2 * elu1.vjp(x, grad))
     q, k, v = (torch.randn(1, 2, 70, 8, requires_grad=True) for _ in range(3))
     bare = {"rotary": Rotary(8), "normalize": False}
     out, wanted = (linear_attention(q, k, v, feature_map=phi, **bare) for phi in (own, elu1))

@@ -218,7 +218,7 @@ def test_a_feature_map_may_be_named_or_given(backend):
     q, k, v = qkv(length=70)
     named = linear_attention(q, k, v, feature_map="squared_relu", backend=backend)
     given = feature_map("squared_relu")
-    own = FeatureMap("own", given.forward, given.vjp, positive=False)
+    own = FeatureMap("own", given.forward, given.vjp)
     assert torch.equal(linear_attention(q, k, v, feature_map=given, backend=backend), named)
     for phi in (own, dataclasses.replace(own, name="elu1")):
         got = linear_attention(q, k, v, feature_map=phi, backend=backend)
