@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lin_attn.positions.tables import kept_tables
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -73,7 +75,11 @@ class Rotary:
 
     def tables(self, length: int, offset: int, *, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos mθ_i and sin mθ_i for m = offset … offset + length − 1, each (length, D/2), in dtype on device."""
-        return self.tables_at(torch.arange(offset, offset + length, device=device), dtype=dtype)
+
+        def make() -> tuple[Tensor, Tensor]:
+            return self.tables_at(torch.arange(offset, offset + length, device=device), dtype=dtype)
+
+        return kept_tables((self, length, offset, torch.device(device), dtype), make)
 
     def tables_at(self, positions: Tensor, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos mθ_i and sin mθ_i for integer positions m (…), each (…, D/2), in dtype on their device."""

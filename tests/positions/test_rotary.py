@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from lin_attn import Rotary
-from lin_attn.positions import rotate
+from lin_attn import Rotary, linear_attention
+from lin_attn.positions import rotate, tables
 from tests.helpers import relative, rotation_matrix
 
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -123,6 +124,67 @@ def test_minus_sine_rotates_back():
     x = vectors(2, 5, 8)
     cos, sin = Rotary(8).tables(5, 3, device=x.device, dtype=x.dtype)
     assert relative(rotate(rotate(x, cos, sin), cos, -sin), x) <= 1e-15
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _nothing_kept(monkeypatch):
+    monkeypatch.setattr(tables, "_kept", type(tables._kept)())
+
+
+def kept(length=5, offset=3, base=10000.0, dtype=torch.float32):
+    return Rotary(8, base).tables(length, offset, device=CPU, dtype=dtype)
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_tables_are_made_once_for_equal_rotations_and_anew_for_others():
+    first = kept()
+    assert all(a is b for a, b in zip(first, kept(), strict=True))
+    others = [kept(6), kept(offset=4), kept(base=100.0), kept(dtype=torch.float64)]
+    assert all(a is not b for other in others for a, b in zip(first, other, strict=True))
+    for (cos, sin), (offset, base) in zip(others[1:3], ((4, 10000.0), (3, 100.0)), strict=True):
+        angles = torch.arange(offset, offset + 5)[:, None] * base ** (-torch.arange(0, 8, 2) / 8).double()
+        assert relative(cos, angles.cos()) <= 1e-7
+        assert relative(sin, angles.sin()) <= 1e-7
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_tables_made_in_inference_mode_serve_a_backward_pass():
+    x = torch.randn(1, 1, 5, 8)
+    with torch.inference_mode():
+        linear_attention(x, x, x, rotary=Rotary(8), backend="chunked")
+    x.requires_grad_()
+    for backend in ("reference", "chunked", "cpu"):
+        linear_attention(x, x, x, rotary=Rotary(8), backend=backend).sum().backward()
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_kept_tables_are_bounded_in_bytes_and_those_not_used_for_longest_go(monkeypatch):
+    one = sum(table.nbytes for table in kept())
+    monkeypatch.setattr(tables, "CAPACITY", 3 * one)
+    first, *_ = [kept(offset=offset)[0] for offset in (0, 1, 2)]
+    assert kept(offset=0)[0] is first
+    second = kept(offset=1)[0]
+    kept(offset=0), kept(offset=3)  # 2 was used least recently
+    assert kept(offset=0)[0] is first
+    assert kept(offset=1)[0] is second
+    assert sum(table.nbytes for pair in tables._kept.values() for table in pair) <= 3 * one
+    kept(length=16)  # more than there is room for: made, not kept
+    assert kept(offset=0)[0] is first
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_tables_of_a_trace_are_not_kept_for_others():
+    with FakeTensorMode():
+        assert isinstance(kept()[0], FakeTensor)
+    assert not isinstance(kept()[0], FakeTensor)
+    with FakeTensorMode():
+        assert isinstance(kept()[0], FakeTensor)
+    compiled = torch.compile(lambda x: linear_attention(x, x, x, rotary=Rotary(8)), fullgraph=True, backend="aot_eager")
+    compiled(torch.randn(1, 1, 9, 8))
+    assert len(tables._kept) == 1
 
 
 X = torch.randn(2, 3, 5, 8)
