@@ -1,6 +1,7 @@
 # make train   environment, then the default model on the standard library's source, on this machine
 # make test    environment, then the whole test suite
 # make lint    ruff, mypy, import-linter
+# make sanitize    the CPU kernel on random problems, under the compiler's sanitizers of memory and threads
 # Variables: PYTHON (3.10 or newer) makes the environment in VENV; ARGS goes to the command.
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 CONFIG ?= configs/lm/stdlib-linear-rope.yaml
 JOBS ?= 2
 
-.PHONY: train test test-fast lint format clean
+.PHONY: train test test-fast sanitize lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/lin-attn fit -c $(CONFIG) $(ARGS)
@@ -19,6 +20,9 @@ test: $(VENV)/.dev
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+
+sanitize: $(VENV)/.dev
+	$(BIN)/python -m pytest -s tests/kernels/test_sanitizers.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

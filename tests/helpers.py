@@ -12,13 +12,29 @@ from torch import Tensor
 
 from lin_attn import LinearState, Rotary, linear_attention
 
-BACKENDS = ("reference", "chunked")  # every backend of linear_attention that the properties are shown for
+BACKENDS = ("reference", "chunked", "cpu")  # every backend of linear_attention that the properties are shown for
 LINEAR_BACKENDS = tuple(name for name in BACKENDS if name != "reference")  # those that promise O(N)
 ROPES = ("none", "after", "before")
 
 # ‖a−b‖/‖b‖ that DESIGN.md promises, plus float64: sums of a few hundred rounded terms. float16 has 3 more bits than
 # bfloat16, and its outputs and gradients are rounded once, from float32.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+def widest(name: str) -> torch.dtype:
+    """The widest dtype that a backend takes: the one in which it is held to the float64 truth, to TOLERANCE[dtype].
+
+    The name may be that of a test case, with the backend as one of its words.
+    """
+    return torch.float32 if "cpu" in name.split() else torch.float64
+
+
+FLOAT64_BACKENDS = tuple(name for name in BACKENDS if widest(name) == torch.float64)  # finite differences need it
+
+
+def takes(backend: str, *, dtype: torch.dtype = torch.float32, feature_map: str = "elu1") -> bool:
+    """Whether the backend computes this; `test_backends.py` shows that it refuses what it does not."""
+    return backend != "cpu" or (dtype in (torch.float32, torch.bfloat16) and feature_map != "exp")
 
 
 def relative(a: Tensor, b: Tensor) -> float:

@@ -10,16 +10,18 @@ This function fixes the mathematics; `backend` picks who computes it.
 """
 
 from collections.abc import Callable
-from typing import Literal, overload
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from lin_attn.feature_maps import FeatureMap, is_registered
 from lin_attn.feature_maps import feature_map as find_feature_map
-from lin_attn.ops.backends import BACKENDS
+from lin_attn.ops.backends import check_backend
 from lin_attn.ops.checks import check_key_mask, check_qkv, check_rotary
 from lin_attn.ops.linear_chunked import chunked
+from lin_attn.ops.linear_cpu import fused, reason_against
 from lin_attn.ops.linear_reference import Rotation, quadratic, recurrent
 from lin_attn.ops.state import LinearState
 from lin_attn.positions import Rotary
@@ -99,7 +101,8 @@ def linear_attention(
         return_state: return the state after these tokens as well.
         eps: the least magnitude of a denominator, at which it is held; ≥ 0. It is small, since a denominator may be:
             8 features at −8 make one of 10⁻⁶, which is exact to the last digit all the same.
-        backend: "chunked" (pure PyTorch, O(N)), "reference" (quadratic), or "auto", the fastest that can.
+        backend: "cpu" (fused, float32 and bfloat16 on the CPU), "chunked" (pure PyTorch, O(N)), "reference"
+            (quadratic), or "auto", the fastest that can; LIN_ATTN_BACKEND in the environment says what "auto" is.
 
     Returns:
         The output (B, H, N, M) in q's dtype, or that and a LinearState.
@@ -111,8 +114,7 @@ def linear_attention(
     check_key_mask(key_mask, k)
     if rope not in ("after", "before"):
         raise ValueError(f"rope is {rope!r}; wanted 'after' or 'before' the feature map (rotary=None for no rotation)")
-    if backend not in BACKENDS:
-        raise ValueError(f"backend is {backend!r}; wanted one of {', '.join(map(repr, BACKENDS))}")
+    backend = check_backend(backend)
     if not eps >= 0:
         raise ValueError(f"eps is {eps}; wanted a number ≥ 0")
 
@@ -121,7 +123,7 @@ def linear_attention(
 
     wide = torch.promote_types(q.dtype, torch.float32)
     offset = 0 if state is None else state.length
-    with torch.autocast(q.device.type, enabled=False):
+    with _no_autocast(q.device.type):
         phi, dtype = _resolve(feature_map), q.dtype
         if phi is None:  # an arbitrary callable is differentiated by autograd, outside the backends
             assert callable(feature_map)
@@ -142,13 +144,16 @@ def linear_attention(
         if rotary is not None:
             rotation = rotary.tables(max(q.shape[2], k.shape[2]), offset, device=q.device, dtype=wide)
 
-        kernel = chunked
-        if backend == "reference":
-            kernel = quadratic
-        elif backend == "auto" and q.shape[2] == k.shape[2] == 1 and not _wants_grad(q, k, v, *sums):
-            kernel = recurrent  # a decode step is one update of the sums: no chunk to set up, nothing to keep
-        out, kv, k_sum = kernel(
-            *((q, k, v) if kernel is chunked else (q.to(wide), k.to(wide), v.to(wide))),
+        dims = q.shape[3], v.shape[3]
+        if backend == "auto":
+            step = q.shape[2] == k.shape[2] == 1 and not _wants_grad(q, k, v, *sums)
+            backend = fastest(q.device, q.dtype, dims, phi.name, step=step)
+        elif backend == "cpu" and (reason := reason_against(q.device, q.dtype, dims, phi.name)) is not None:
+            raise ValueError(
+                f"backend 'cpu' cannot compute this: {reason}; wanted backend='auto' or 'chunked' for that"
+            )
+        out, kv, k_sum = _IMPLEMENTATIONS[backend](
+            *((q, k, v) if backend in ("cpu", "chunked") else (q.to(wide), k.to(wide), v.to(wide))),
             key_mask,
             sums,
             rotation,
@@ -160,6 +165,22 @@ def linear_attention(
         )
         out = out.to(dtype)
     return (out, LinearState(kv, k_sum, offset + k.shape[2])) if return_state else out
+
+
+def fastest(device: torch.device, dtype: torch.dtype, dims: tuple[int, int], feature_map: str, *, step: bool) -> str:
+    """What "auto" takes for inputs with dims D and M; step: for one token, without gradients."""
+    if reason_against(device, dtype, dims, feature_map) is None:
+        return "cpu"
+    return "recurrent" if step else "chunked"
+
+
+# "recurrent" is a decode step in plain PyTorch: one update of the sums, no chunk to set up, nothing to keep.
+_IMPLEMENTATIONS = {"reference": quadratic, "recurrent": recurrent, "chunked": chunked, "cpu": fused}
+
+
+def _no_autocast(device_type: str) -> AbstractContextManager[Any]:
+    # Entering a context takes as long as a step of decoding; most calls need none.
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
 
 
 def _resolve(feature_map: str | Callable[[Tensor], Tensor]) -> FeatureMap | None:

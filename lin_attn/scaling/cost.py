@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from lin_attn.ops.linear_attention import fastest
+from lin_attn.ops.linear_cpu import backward_flops, forward_flops
 from lin_attn.scaling.plan import Point
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -101,6 +103,14 @@ def _linear(point: Point, kv_heads: int) -> Cost:
     )
 
 
+def computed_by(point: Point) -> str:
+    """The backend of linear attention, and for "auto" what it is here."""
+    if point.backend != "auto":
+        return point.backend
+    dims, dtype = (point.head_dim, point.head_dim), getattr(torch, point.dtype)
+    return fastest(torch.device(point.device), dtype, dims, "elu1", step=point.phase == "decode")
+
+
 def linear_flops(point: Point, kv_heads: int) -> int:
     """Operations of linear attention.
 
@@ -110,17 +120,22 @@ def linear_flops(point: Point, kv_heads: int) -> int:
 
         forward Σ 4C²D + 4CD²       train Σ 16C²D + 14CD²        summed over chunks
 
-    which is linear in N since C does not grow. A step of decode by "auto" is q̃ S and q̂ z, 2D² + 2D; the outer product
-    k̃ vᵀ is done element by element. "reference" forms q̃ k̃ᵀ, q̂ k̂ᵀ and P v over all N², and q̃ S and k̃ᵀ v; in train each
-    product with two gradients again twice, those with sums that need none once, or not at all.
+    which is linear in N since C does not grow. "cpu" computes the same, in chunks of 64. A step of decode in plain
+    PyTorch is q̃ S and q̂ z, 2D² + 2D; the outer product k̃ vᵀ is done element by element. "reference" forms q̃ k̃ᵀ, q̂ k̂ᵀ
+    and P v over all N², and q̃ S and k̃ᵀ v; in train each product with two gradients again twice, those with sums that
+    need none once, or not at all.
     """
     T, K, N, D = point.batch * point.heads, point.batch * kv_heads, point.length, point.head_dim
     length = 1 if point.phase == "decode" else N
     train = point.phase == "train"
-    if point.backend == "reference":
+    backend = computed_by(point)
+    if backend == "cpu":
+        q, k = (point.batch, point.heads, length, D), (point.batch, kv_heads, length, D)
+        return forward_flops(q, k, k, True) + (backward_flops(q, k, k, True) if train else 0)
+    if backend == "reference":
         squares = 6 * T * length**2 * D
         return squares * (3 if train else 1) + 2 * T * length * D * D * (2 if train else 1) + 2 * K * length * D * D
-    if point.phase == "decode" and point.backend == "auto":
+    if backend == "recurrent":
         return 2 * T * D * D + 2 * T * D
     C = 64 if 2 * D <= 64 else 128
     sizes = [C] * (length // C) + [length % C] * (length % C > 0)

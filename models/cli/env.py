@@ -1,8 +1,10 @@
 """lin-attn env: versions, devices, and which backends are usable here and why one is not."""
 
 import argparse
+import os
 import platform
 import sys
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = ("lin-attn", "torch", "lightning", "torchmetrics", "datasets", "einops", "jsonargparse", "numpy", "pyarrow")
@@ -14,6 +16,7 @@ def main(command: str, arguments: list[str]) -> None:
     import torch
 
     from lin_attn.data.cache import default_cache_dir
+    from lin_attn.kernels import cpu
     from lin_attn.ops.backends import usable_backends
     from models.cli.configs import config_folder
     from models.hardware import default_precision, has_bf16_products
@@ -30,7 +33,13 @@ def main(command: str, arguments: list[str]) -> None:
         rows.append(("cuda", "not available to this torch"))
     rows.append(("mps", "available" if torch.backends.mps.is_available() else "not available to this torch"))
     rows.append(("default precision", default_precision()))
-    rows += [(f"backend {name}", reason or "usable") for name, reason in usable_backends().items()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they say of the kernel stands in the table
+        backends = usable_backends()
+    rows += [(f"backend {name}", reason or "usable") for name, reason in backends.items()]
+    if backends["cpu"] is None:
+        rows.append(("CPU kernel", cpu.describe()))
+    rows.append(("backend in use", os.environ.get("LIN_ATTN_BACKEND") or "auto: the fastest that can"))
     rows.append(("configurations", str(config_folder())))
     rows.append(("corpus cache", default_cache_dir()))
     sys.stdout.writelines(f"{name:18} {value}\n" for name, value in rows)

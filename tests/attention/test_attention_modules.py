@@ -1,5 +1,7 @@
 """The modules are projections around an op, and nothing else: against hand-written projections and explicit loops."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,14 +9,14 @@ from torch.nn.functional import softplus
 
 from lin_attn import KVCache, LinearState
 from lin_attn.attention import LinearAttention, MultiHeadAttention, SoftmaxAttention
-from tests.helpers import BACKENDS, loop_linear, loop_softmax, relative
+from tests.helpers import BACKENDS, TOLERANCE, loop_linear, loop_softmax, relative, widest
 
 D_MODEL, HEADS, KV_HEADS, HEAD_DIM = 12, 4, 2, 6
-EXACT = 1e-11  # float64 throughout
 
 
 def by_hand(module: MultiHeadAttention, x: Tensor, context: Tensor | None = None, **options: object) -> Tensor:
-    """Slices of the weight matrices, head by head, and the loops of the oracle."""
+    """Slices of the weight matrices, head by head, and the loops of the oracle, in float64."""
+    module, x, context = deepcopy(module).double(), x.double(), None if context is None else context.double()
     source = x if context is None else context
 
     def heads(x: Tensor, linear: nn.Linear, count: int) -> Tensor:
@@ -42,11 +44,16 @@ def build(kind: type[MultiHeadAttention], **options: object) -> MultiHeadAttenti
     with torch.no_grad():
         for parameter in module.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
-    return module
+    return module.to(dtype_of(options))
 
 
-def some_input(length: int = 7, seed: int = 1) -> Tensor:
-    return torch.randn(2, length, D_MODEL, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def dtype_of(options: dict[str, object]) -> torch.dtype:
+    return widest(str(options.get("backend")))
+
+
+def some_input(length: int = 7, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    x = torch.randn(2, length, D_MODEL, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x.to(dtype)
 
 
 MASK = torch.tensor([[True, False, True, True, True, False, True], [False, True, True, True, True, True, True]])
@@ -67,43 +74,58 @@ EVERY_KIND = pytest.mark.parametrize(
 @EVERY_KIND
 @pytest.mark.parametrize("causal", [True, False])
 def test_equals_projections_by_hand(kind, options, causal):
-    module, x = build(kind, causal=causal, **options), some_input()
-    assert relative(module(x), by_hand(module, x)) <= EXACT
-    assert relative(module(x, key_mask=MASK), by_hand(module, x, key_mask=MASK)) <= EXACT
+    dtype = dtype_of(options)
+    module, x = build(kind, causal=causal, **options), some_input(dtype=dtype)
+    assert relative(module(x), by_hand(module, x)) <= TOLERANCE[dtype]
+    assert relative(module(x, key_mask=MASK), by_hand(module, x, key_mask=MASK)) <= TOLERANCE[dtype]
 
 
 @EVERY_KIND
 def test_attends_to_a_context_of_another_length(kind, options):
     """Positions of queries and keys both start at 0."""
-    module, x, context = build(kind, causal=False, **options), some_input(5), some_input(7, seed=2)
+    module, dtype = build(kind, causal=False, **options), dtype_of(options)
+    x, context = some_input(5, dtype=dtype), some_input(7, seed=2, dtype=dtype)
     got = module(x, context=context, key_mask=MASK)
-    assert relative(got, by_hand(module, x, context, key_mask=MASK)) <= EXACT
+    assert relative(got, by_hand(module, x, context, key_mask=MASK)) <= TOLERANCE[dtype]
 
 
 @EVERY_KIND
 def test_pieces_with_the_state_carried_equal_the_whole(kind, options):
-    module, x = build(kind, **options), some_input(70)
+    dtype = dtype_of(options)
+    module, x = build(kind, **options), some_input(70, dtype=dtype)
     whole, last = module(x, return_state=True)
     state, outs = None, []
     for piece in x.split([20, 1, 0, 48, 1], dim=1):
         out, state = module(piece, state=state, return_state=True)
         outs.append(out)
-    assert relative(torch.cat(outs, dim=1), whole) <= EXACT
+    assert relative(torch.cat(outs, dim=1), whole) <= TOLERANCE[dtype]
     assert state.length == last.length == 70
     assert isinstance(state, KVCache if kind is SoftmaxAttention else LinearState)
     assert torch.equal(module(x), whole)
 
 
+def loss_of(module: MultiHeadAttention, dtype: torch.dtype) -> Tensor:
+    return (module(some_input(dtype=dtype), key_mask=MASK) * some_input(seed=3, dtype=dtype)).sum()
+
+
 @EVERY_KIND
 def test_every_parameter_has_a_finite_gradient_that_finite_differences_confirm(kind, options):
-    """Moved along its own gradient, each parameter changes the loss by |gradient|²."""
-    module, x = build(kind, **options), some_input()
-    weights = some_input(seed=3)
+    """Moved along its own gradient, each parameter changes the loss by |gradient|².
+
+    Where there is no float64 for such small steps, the gradients are those that the reference, so confirmed, has there.
+    """
+    module, dtype = build(kind, **options), dtype_of(options)
 
     def loss() -> Tensor:
-        return (module(x, key_mask=MASK) * weights).sum()
+        return loss_of(module, dtype)
 
     loss().backward()
+    if dtype != torch.float64:
+        confirmed = build(kind, **options | {"backend": "reference"})
+        loss_of(confirmed, torch.float64).backward()
+        for (name, got), wanted in zip(module.named_parameters(), confirmed.parameters(), strict=True):
+            assert relative(got.grad, wanted.grad) <= TOLERANCE[dtype], name
+        return
     for name, parameter in module.named_parameters():
         gradient, step = parameter.grad, 1e-6
         assert gradient.isfinite().all()
@@ -134,7 +156,7 @@ def test_a_feature_map_with_parameters_is_learned(backend):
 
     module = build(LinearAttention, feature_map=Learned(), backend=backend)
     assert "feature_map.linear.weight" in module.state_dict()
-    module(some_input()).square().sum().backward()
+    module(some_input(dtype=widest(backend))).square().sum().backward()
     assert module.feature_map.linear.weight.grad.abs().sum() > 0
 
 

@@ -15,6 +15,7 @@ from lin_attn.feature_maps import FeatureMap
 from lin_attn.ops.linear_reference import recurrent
 from tests.helpers import (
     BACKENDS,
+    FLOAT64_BACKENDS,
     LINEAR_BACKENDS,
     ROPES,
     TOLERANCE,
@@ -25,7 +26,9 @@ from tests.helpers import (
     random_state,
     relative,
     rope_options,
+    takes,
     values_and_gradients,
+    widest,
 )
 
 LENGTHS = (0, 1, 63, 64, 65, 127, 128, 129, 300)  # about the chunks' sizes, 64 and 128
@@ -57,33 +60,43 @@ def step_by_step(q: Tensor, k: Tensor, v: Tensor, rope: str, **options: Any) -> 
 @pytest.mark.parametrize("masked", [False, True])
 def test_equals_explicit_loops_with_explicit_rotation_matrices(form, rope, normalize, causal, masked):
     """Four query heads on two key heads, so that a sum over heads, or the wrong key head, shows."""
-    q, k, v = qkv(keys=7 if causal else 5)
+    q, k, v = qkv(keys=7 if causal else 5, dtype=widest(form))
     options = {"normalize": normalize, "causal": causal, "key_mask": some_mask(2, k.shape[2]) if masked else None}
     wanted = loop_linear(q, k, v, rope=rope, **options)
     if form == "recurrent":
         got = step_by_step(q, k, v, rope, **options)
     else:
         got = values_and_gradients(q, k, v, backend=form, **rope_options(rope, 6), **options)
-    assert_close({name: got[name] for name in wanted}, wanted, TOLERANCE[torch.float64])
+    assert_close({name: got[name] for name in wanted}, wanted, TOLERANCE[widest(form)])
 
 
-@pytest.mark.parametrize("form", [*BACKENDS, "recurrent"])
-@pytest.mark.parametrize("phi", ["relu", "squared_relu", "exp", "identity"])
+@pytest.mark.parametrize(
+    ("form", "phi"),
+    [
+        (form, phi)
+        for form in [*BACKENDS, "recurrent"]
+        for phi in ["relu", "squared_relu", "exp", "identity"]
+        if takes(form, feature_map=phi)
+    ],
+)
 def test_every_feature_map_equals_explicit_loops(form, phi):
-    q, k, v = qkv()
+    q, k, v = qkv(dtype=widest(form))
     wanted = loop_linear(q, k, v, phi=phi, rope="after", normalize=phi == "exp")
     if form == "recurrent":
         got = step_by_step(q, k, v, "after", phi=phi, normalize=phi == "exp", causal=True)
     else:
         options = {"feature_map": phi, "rotary": Rotary(6), "normalize": phi == "exp", "backend": form}
         got = values_and_gradients(q, k, v, **options)
-    assert_close({name: got[name] for name in wanted}, wanted, TOLERANCE[torch.float64])
+    assert_close({name: got[name] for name in wanted}, wanted, TOLERANCE[widest(form)])
 
 
-@ON_BACKENDS
+@pytest.mark.parametrize("backend", FLOAT64_BACKENDS)
 @FLAGS
 def test_gradients_equal_finite_differences(backend, rope, normalize, causal):
-    """gradcheck through q, k, v, kv and k_sum into out, kv and k_sum, entry by entry."""
+    """gradcheck through q, k, v, kv and k_sum into out, kv and k_sum, entry by entry.
+
+    The gradients of a backend without float64 are held to those of the reference, below.
+    """
     q, k, v = qkv(1, 2, 1, 4, 2, 3, keys=4 if causal else 3)
     state, mask = random_state(k, v), torch.tensor([[True, False, True, True]])[:, : k.shape[2]]
 
@@ -97,8 +110,9 @@ def test_gradients_equal_finite_differences(backend, rope, normalize, causal):
     assert torch.autograd.gradcheck(op, (q, k, v, state.kv, state.k_sum))
 
 
-@ON_BACKENDS
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [(b, d) for b in BACKENDS for d in TOLERANCE if takes(b, dtype=d)], ids=str
+)
 @FLAGS
 def test_every_dtype_equals_the_float64_reference(backend, dtype, rope, normalize, causal):
     """All at once: grouped heads, a mask, a state, D ≠ M, lengths off the chunks, N_k ≠ N where it may be."""
@@ -117,11 +131,12 @@ def test_every_dtype_equals_the_float64_reference(backend, dtype, rope, normaliz
 @pytest.mark.parametrize(("size", "value_size"), [(4, 6), (48, 40)], ids=["chunk64", "chunk128"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_any_length_equals_the_reference(backend, length, size, value_size, causal):
-    q, k, v = qkv(1, 2, 1, length, size, value_size, keys=length if causal else (length * 2 + 1) % 140)
+    keys, dtype = length if causal else (length * 2 + 1) % 140, widest(backend)
+    q, k, v = qkv(1, 2, 1, length, size, value_size, keys=keys, dtype=dtype)
     state, options = random_state(k, v), {"rotary": Rotary(size), "causal": causal}
     got = values_and_gradients(q, k, v, state, backend=backend, **options)
-    wanted = values_and_gradients(q, k, v, state, backend="reference", **options)
-    assert_close(got, wanted, TOLERANCE[torch.float64])
+    wanted = values_and_gradients(*double(q, k, v, state), backend="reference", **options)
+    assert_close(got, wanted, TOLERANCE[dtype])
 
 
 def test_the_step_by_step_form_equals_the_quadratic_one_over_many_tokens():
@@ -181,19 +196,29 @@ class LearnedMap(nn.Module):
 @ON_BACKENDS
 @pytest.mark.parametrize("rope", ROPES)
 def test_a_users_feature_map_with_parameters_is_exact(backend, rope):
-    """D′ ≠ D; each head of its own vector; the parameters' gradients pass gradcheck."""
-    phi = LearnedMap(6, 4).double()
-    weight, bias = (x.detach().numpy() for x in phi.parameters())
-    q, k, v = qkv()
+    """D′ ≠ D; each head of its own vector; the parameters' gradients pass gradcheck, or are the reference's."""
+    dtype = widest(backend)
+    phi = LearnedMap(6, 4).to(dtype)
+    weight, bias = (x.detach().double().numpy() for x in phi.parameters())
+    q, k, v = qkv(dtype=dtype)
     options = rope_options(rope, 6 if rope == "before" else 4) | {"backend": backend}
     got = linear_attention(q, k, v, feature_map=phi, **options)
     wanted = loop_linear(q, k, v, phi=lambda x: np.log1p(np.exp(weight @ x + bias)), rope=rope)["out"]
-    assert relative(got, wanted) <= TOLERANCE[torch.float64]
+    assert relative(got, wanted) <= TOLERANCE[dtype]
 
     def op(q: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return linear_attention(q, k, v, feature_map=lambda x: softplus(x @ weight.mT + bias), **options)
+        return linear_attention(
+            q, *(x.to(q.dtype) for x in (k, v)), feature_map=lambda x: softplus(x @ weight.mT + bias), **options
+        )
 
-    assert torch.autograd.gradcheck(op, (q, *phi.parameters()), fast_mode=True)
+    leaves = (q, *phi.parameters())
+    if dtype == torch.float64:
+        assert torch.autograd.gradcheck(op, leaves, fast_mode=True)
+    else:
+        gradients = torch.autograd.grad(op(*leaves).square().sum(), leaves)
+        leaves, options["backend"] = double(*leaves), "reference"
+        references = torch.autograd.grad(op(*leaves).square().sum(), leaves)
+        assert all(relative(a, b) <= TOLERANCE[dtype] for a, b in zip(gradients, references, strict=True))
 
 
 @ON_BACKENDS
@@ -215,14 +240,14 @@ def test_a_users_feature_map_sees_float32(backend, dtype):
 @ON_BACKENDS
 def test_a_feature_map_may_be_named_or_given(backend):
     """The registered object is the name's equal; one of the user's own is a callable like any other."""
-    q, k, v = qkv(length=70)
+    q, k, v = qkv(length=70, dtype=widest(backend))
     named = linear_attention(q, k, v, feature_map="squared_relu", backend=backend)
     given = feature_map("squared_relu")
     own = FeatureMap("own", given.forward, given.vjp)
     assert torch.equal(linear_attention(q, k, v, feature_map=given, backend=backend), named)
     for phi in (own, dataclasses.replace(own, name="elu1")):
         got = linear_attention(q, k, v, feature_map=phi, backend=backend)
-        assert relative(got, named) <= TOLERANCE[torch.float64]
+        assert relative(got, named) <= TOLERANCE[widest(backend)]
 
 
 def test_auto_is_one_of_the_backends_and_the_default():

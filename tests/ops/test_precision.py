@@ -10,13 +10,26 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from lin_attn import LinearState, Rotary, linear_attention, softmax_attention
-from tests.helpers import BACKENDS, ROPES, TOLERANCE, double, qkv, relative, rope_options, values_and_gradients
+from tests.helpers import (
+    BACKENDS,
+    ROPES,
+    TOLERANCE,
+    double,
+    qkv,
+    relative,
+    rope_options,
+    takes,
+    values_and_gradients,
+    widest,
+)
 
 ON_BACKENDS = pytest.mark.parametrize("backend", BACKENDS)
 
 
-@ON_BACKENDS
-@pytest.mark.parametrize("phi", ["elu1", "exp", "relu", "squared_relu"])
+@pytest.mark.parametrize(
+    ("backend", "phi"),
+    [(b, phi) for b in BACKENDS for phi in ("elu1", "exp", "relu", "squared_relu") if takes(b, feature_map=phi)],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_hundredfold_query_and_key_stay_finite(backend, phi, dtype):
     """After long training scores are large; outputs then are averages still, no greater than the greatest value."""
@@ -40,10 +53,10 @@ def test_the_scale_of_the_key_features_does_not_matter(backend, scale):
 @ON_BACKENDS
 def test_the_floor_of_the_denominator_is_a_constant(backend):
     """Where the sum of weights is below eps it is held there, with its sign, and has no gradient."""
-    eps = 0.5
-    q = torch.tensor([[[[0.1, -0.2]]]], dtype=torch.float64, requires_grad=True)
-    k = torch.tensor([[[[1.0, 1.0]]]], dtype=torch.float64, requires_grad=True)
-    v = torch.tensor([[[[3.0]]]], dtype=torch.float64, requires_grad=True)
+    eps, dtype = 0.5, widest(backend)
+    q = torch.tensor([[[[0.1, -0.2]]]], dtype=dtype, requires_grad=True)
+    k = torch.tensor([[[[1.0, 1.0]]]], dtype=dtype, requires_grad=True)
+    v = torch.tensor([[[[3.0]]]], dtype=dtype, requires_grad=True)
     out = linear_attention(q, k, v, feature_map="identity", eps=eps, backend=backend)
     assert out.item() == pytest.approx(-0.1 * 3 / -eps)
     gradients = torch.autograd.grad(out.sum(), (q, k, v))
@@ -64,9 +77,12 @@ def test_strongly_negative_bfloat16_keys_keep_their_weights(backend, rope):
     assert relative(got["grad of k"], wanted["grad of k"]) <= TOLERANCE[torch.bfloat16]
 
 
-@ON_BACKENDS
 @pytest.mark.parametrize("rope", ["after", "before"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [(b, d) for b in BACKENDS for d in (torch.float32, torch.float16, torch.bfloat16) if takes(b, dtype=d)],
+    ids=str,
+)
 def test_position_a_million_rotates_right(backend, rope, dtype):
     """Angles made in float32 would be off by 0.03 there, in bfloat16 by thousands."""
     q, k, v = qkv(length=70, dtype=dtype)

@@ -10,7 +10,20 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from lin_attn import KVCache, LinearState, Rotary, linear_attention, softmax_attention
-from tests.helpers import BACKENDS, LINEAR_BACKENDS, ROPES, TOLERANCE, double, qkv, random_state, relative, rope_options
+from tests.helpers import (
+    BACKENDS,
+    FLOAT64_BACKENDS,
+    LINEAR_BACKENDS,
+    ROPES,
+    TOLERANCE,
+    double,
+    qkv,
+    random_state,
+    relative,
+    rope_options,
+    takes,
+    widest,
+)
 
 PIECES = {"uneven": (1, 63, 1, 64, 0, 2, 19), "halves": (75, 75), "tokens": (1,) * 150}
 OPS: dict[str, Callable[..., Any]] = {
@@ -54,14 +67,14 @@ def some_mask(length: int) -> Tensor:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_any_pieces_with_the_state_carried_equal_the_whole(name, pieces, masked, training):
-    """Outputs and states; in training the gradients through the chain of states as well. float64: rounding alone."""
+    """Outputs and states; in training the gradients through the chain of states as well. To rounding."""
     sizes = PIECES[pieces]
-    inputs = qkv(length=sum(sizes))
+    inputs = qkv(length=sum(sizes), dtype=widest(name))
     mask = some_mask(sum(sizes)) if masked else None
     with torch.set_grad_enabled(training):
         whole, last = OPS[name](*inputs, key_mask=mask, return_state=True)
         out, state = in_pieces([OPS[name]], inputs, sizes, mask)
-    tolerance = TOLERANCE[torch.float64]
+    tolerance = TOLERANCE[widest(name)]
     assert relative(out, whole) <= tolerance
     assert state.length == last.length == sum(sizes)
     assert all(relative(a, b) <= tolerance for a, b in zip(state[:2], last[:2], strict=True))
@@ -72,26 +85,29 @@ def test_any_pieces_with_the_state_carried_equal_the_whole(name, pieces, masked,
         assert all(relative(a, b) <= tolerance for a, b in zip(got, wanted, strict=True))
 
 
+@pytest.mark.parametrize("backends", [FLOAT64_BACKENDS, BACKENDS], ids=["in float64", "in float32"])
 @pytest.mark.parametrize("rope", ROPES)
-def test_backends_exchange_states(rope):
-    inputs, options = qkv(length=150), rope_options(rope, 6)
-    ops = [partial(linear_attention, backend=backend, **options) for backend in BACKENDS]
+def test_backends_exchange_states(rope, backends):
+    dtype = torch.float64 if backends == FLOAT64_BACKENDS else torch.float32
+    inputs, options = qkv(length=150, dtype=dtype), rope_options(rope, 6)
+    ops = [partial(linear_attention, backend=backend, **options) for backend in backends]
     out, state = in_pieces(ops, inputs, PIECES["uneven"], None)
-    whole, last = linear_attention(*inputs, return_state=True, backend="reference", **options)
-    assert relative(out, whole) <= TOLERANCE[torch.float64]
-    assert relative(state.kv, last.kv) <= TOLERANCE[torch.float64]
+    whole, last = linear_attention(*double(*inputs), return_state=True, backend="reference", **options)
+    assert relative(out, whole) <= TOLERANCE[dtype]
+    assert relative(state.kv, last.kv) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_state_of_zeros_is_no_state_but_its_length_shifts_positions(backend, causal):
     """Rotated scores depend on m − n only: a start at position 1,000,000 gives the same output."""
-    q, k, v = qkv(length=70)
+    q, k, v = qkv(length=70, dtype=widest(backend))
     options = {"rotary": Rotary(6), "backend": backend, "causal": causal}
     zeros = LinearState(k.new_zeros(2, 2, 6, 5), k.new_zeros(2, 2, 6), 1_000_000)
     out, after = linear_attention(q, k, v, state=zeros, return_state=True, **options)
     plain, start = linear_attention(q, k, v, return_state=True, **options)
-    assert relative(out, plain) <= 1e-9, "float64 angles at 10⁶ are exact to 10⁻¹⁰"
+    tolerance = 1e-9 if widest(backend) == torch.float64 else TOLERANCE[torch.float32]
+    assert relative(out, plain) <= tolerance, "float64 angles at 10⁶ are exact to 10⁻¹⁰"
     assert after.length == 1_000_070
     assert relative(after.kv, start.kv) > 0.1, "the state holds rotated keys"
 
@@ -128,9 +144,12 @@ def test_a_million_tokens_of_carried_state_stay_finite_and_exact(backend):
 
 
 @pytest.mark.parametrize("length", [1, 70])
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rope", ROPES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [(b, d) for b in BACKENDS for d in (torch.float64, torch.float32, torch.bfloat16) if takes(b, dtype=d)],
+    ids=str,
+)
 def test_inputs_and_states_are_never_written_to(backend, rope, dtype, length):
     """Values and version counters, with and without gradients; the new state shares no memory with the old."""
     q, k, v = qkv(length=length, dtype=dtype)
@@ -153,13 +172,13 @@ def test_inputs_and_states_are_never_written_to(backend, rope, dtype, length):
 @pytest.mark.parametrize("name", OPS)
 def test_a_state_can_be_branched(name):
     """Two continuations of one prefix, in either order, as beams have them."""
-    prefix, one, two = qkv(length=9), qkv(length=3, seed=1), qkv(length=1, seed=2)
+    prefix, one, two = (qkv(length=n, seed=i, dtype=widest(name)) for i, n in enumerate((9, 3, 1)))
     _, state = OPS[name](*prefix, return_state=True)
     first = OPS[name](*one, state=state)
     other = OPS[name](*two, state=state)
     assert torch.equal(OPS[name](*one, state=state), first)
     whole = OPS[name](*(torch.cat((a, b), dim=2) for a, b in zip(prefix, two, strict=True)))
-    assert relative(other, whole[:, :, 9:]) <= TOLERANCE[torch.float64]
+    assert relative(other, whole[:, :, 9:]) <= TOLERANCE[widest(name)]
 
 
 @pytest.mark.parametrize("name", [name for name in OPS if name.startswith("softmax")])
@@ -190,7 +209,7 @@ def test_states_are_immutable_and_know_their_bytes():
 @pytest.mark.parametrize("only", ["out", "kv", "k_sum"])
 def test_a_loss_on_one_result_alone_has_the_references_gradients(backend, only):
     """The others' gradients are then undefined, not zero tensors."""
-    inputs = qkv(length=70)
+    inputs = qkv(length=70, dtype=widest(backend))
 
     def gradients(backend: str, *inputs: Tensor) -> list[Tensor]:
         out, after = linear_attention(*inputs, rotary=Rotary(6), return_state=True, backend=backend)
@@ -199,4 +218,4 @@ def test_a_loss_on_one_result_alone_has_the_references_gradients(backend, only):
         return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
 
     for got, wanted in zip(gradients(backend, *inputs), gradients("reference", *double(*inputs)), strict=True):
-        assert relative(got, wanted) <= TOLERANCE[torch.float64]
+        assert relative(got, wanted) <= TOLERANCE[widest(backend)]

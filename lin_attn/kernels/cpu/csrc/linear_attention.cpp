@@ -1,0 +1,252 @@
+// Linear attention on the CPU: forward, backward and a step of decoding, as functions of C.
+//
+// A head of keys and values, with the heads of queries that share it, is a pair (batch, kv head). Where there are too few
+// pairs to keep the threads busy, each sequence is cut into segments: the sums of each are made first, from which follows
+// what every segment starts with; then the segments are scanned side by side.
+
+#include "scan.h"
+#include "step.h"
+
+namespace lin_attn {
+namespace {
+
+// A sequence cut into equal parts but for the last.
+struct Segments {
+    Index count, length, total;
+    Index begin(Index j) const { return std::min(total, j * length); }
+    Index end(Index j) const { return begin(j + 1); }
+};
+
+// S and z, or dS and dz, of every pair and segment.
+class AllSums {
+  public:
+    AllSums(const Problem& p, Index segments)
+        : dim_(p.dim), value_dim_(p.value_dim), D_(round_up(dim_, W)), M_(round_up(value_dim_, W)), segments_(segments),
+          memory_(allocate(p.batch * p.kv_heads * segments * size(), false)) {}
+
+    Sums at(Index pair, Index segment) const {
+        float* s = memory_.get() + (pair * segments_ + segment) * size();
+        return {s, s + D_ * M_};
+    }
+
+    void clear(Index pair, Index segment) {
+        const Sums sums = at(pair, segment);
+        std::fill(sums.s, sums.s + size(), 0.0f);
+    }
+
+    void add(Index pair, Index segment, const AllSums& others, Index other) {
+        const Sums to = at(pair, segment), from = others.at(pair, other);
+        for (Index i = 0; i < size(); ++i) to.s[i] += from.s[i];
+    }
+
+    // From (or to) a pair's dense S (D, M) and z (D).
+    void add_state(Index pair, Index segment, const float* kv, const float* k_sum) {
+        const Sums sums = at(pair, segment);
+        for (Index i = 0; i < dim_; ++i) {
+            for (Index j = 0; j < value_dim_; ++j) sums.s[i * M_ + j] += kv[(pair * dim_ + i) * value_dim_ + j];
+            sums.z[i] += k_sum[pair * dim_ + i];
+        }
+    }
+
+    void write_state(Index pair, Index segment, float* kv, float* k_sum) const {
+        const Sums sums = at(pair, segment);
+        for (Index i = 0; i < dim_; ++i) std::copy_n(sums.s + i * M_, value_dim_, kv + (pair * dim_ + i) * value_dim_);
+        std::copy_n(sums.z, dim_, k_sum + pair * dim_);
+    }
+
+  private:
+    Index size() const { return D_ * M_ + D_; }
+
+    Index dim_, value_dim_, D_, M_, segments_;  // D_, M_: in whole vectors
+    Block memory_;
+};
+
+template <class T, class P>
+class Passes {
+  public:
+    explicit Passes(const Problem& p) : p_(p), pairs_(p.batch * p.kv_heads) {}
+
+    void forward() {
+        expect(p_.out, p_.heads * p_.queries * p_.value_dim);
+        if (p_.causal) {
+            const Segments segments = cut(p_.queries, EXTRA_PASS);
+            AllSums sums = segment_starts(segments);
+            each(segments.count, [&](Scan<T, P> scan, Index pair, Index j) {
+                scan.outputs(segments.begin(j), segments.end(j), sums.at(pair, j));
+                if (j + 1 == segments.count) sums.write_state(pair, j, p_.new_kv, p_.new_k_sum);
+            });
+            return;
+        }
+        const AllSums sums = key_totals();
+        for (Index pair = 0; pair < pairs_; ++pair) sums.write_state(pair, 0, p_.new_kv, p_.new_k_sum);
+        const Segments segments = cut(p_.queries, 0);
+        each(segments.count, [&](Scan<T, P> scan, Index pair, Index j) {
+            scan.outputs(segments.begin(j), segments.end(j), sums.at(pair, 0));
+        });
+    }
+
+    void backward() {
+        expect(p_.grad_q, p_.heads * p_.queries * p_.dim);
+        expect(p_.grad_k, p_.kv_heads * p_.keys * p_.dim);
+        expect(p_.grad_v, p_.kv_heads * p_.keys * p_.value_dim);
+        const Segments of_queries = cut(p_.queries, p_.causal ? EXTRA_PASS : 0);
+        const AllSums starts = p_.causal ? segment_starts(of_queries) : key_totals();
+        // Causal: dS and dz at each segment's end, to which the queries of the segments after it give.
+        AllSums ends(p_, of_queries.count);
+        each(of_queries.count, [&](Scan<T, P> scan, Index pair, Index j) {
+            const Index receiver = p_.causal ? j - 1 : j;
+            if (receiver < 0) {
+                scan.query_gradients(of_queries.begin(j), of_queries.end(j), starts.at(pair, j), nullptr);
+                return;
+            }
+            ends.clear(pair, receiver);
+            const Sums from_queries = ends.at(pair, receiver);
+            scan.query_gradients(
+                of_queries.begin(j), of_queries.end(j), starts.at(pair, p_.causal ? j : 0), &from_queries);
+        });
+        if (p_.causal) {
+            const Index last = of_queries.count - 1;
+            for (Index pair = 0; pair < pairs_; ++pair) {
+                ends.clear(pair, last);
+                ends.add_state(pair, last, p_.grad_new_kv, p_.grad_new_k_sum);
+                for (Index j = last; j-- > 0;) ends.add(pair, j, ends, j + 1);
+            }
+            each(of_queries.count, [&](Scan<T, P> scan, Index pair, Index j) {
+                scan.key_gradients(of_queries.begin(j), of_queries.end(j), ends.at(pair, j));
+                if (j == 0) ends.write_state(pair, 0, p_.grad_kv, p_.grad_k_sum);
+            });
+            return;
+        }
+        for (Index pair = 0; pair < pairs_; ++pair) {
+            for (Index j = 1; j < of_queries.count; ++j) ends.add(pair, 0, ends, j);
+            ends.add_state(pair, 0, p_.grad_new_kv, p_.grad_new_k_sum);
+            ends.write_state(pair, 0, p_.grad_kv, p_.grad_k_sum);
+        }
+        const Segments of_keys = cut(p_.keys, 0);
+        each(of_keys.count, [&](Scan<T, P> scan, Index pair, Index j) {
+            scan.key_gradients(of_keys.begin(j), of_keys.end(j), ends.at(pair, 0));
+        });
+    }
+
+  private:
+    // The time of a pass that makes only the sums, as a share of that of the scan.
+    static constexpr double EXTRA_PASS = 0.4;
+
+    // A result, dense in memory, with so many elements a sequence of the batch.
+    void expect(const Tensor& x, Index elements) const { expect_writes(x.data, p_.batch * elements * sizeof(T)); }
+
+    // So many segments a pair that the slowest thread is done soonest, `extra` being what it costs to have more than one.
+    Segments cut(Index length, double extra) const {
+        const Index chunks = (length + CHUNK - 1) / CHUNK;
+        Index best = 1;
+        double least = 0;
+        for (Index s = 1; s == 1 || s <= std::min<Index>(chunks, 4 * p_.threads); ++s) {
+            const auto rounds = [&](Index items) { return double((items + p_.threads - 1) / p_.threads) / s; };
+            const double time = rounds(pairs_ * s) + extra * rounds(pairs_ * (s - 1));
+            if (s == 1 || time < 0.98 * least) {
+                best = s;
+                least = time;
+            }
+        }
+        const Index part = std::max<Index>((chunks + best - 1) / best, 1) * CHUNK;
+        return {std::max<Index>((length + part - 1) / part, 1), part, length};
+    }
+
+    // Calls body(scan, pair, j) for all pairs and j < count, on all threads.
+    template <class Body>
+    void each(Index count, Body body) {
+        parallel(pairs_ * count, p_.threads, p_.poison, [&](Arena& arena, Index item) {
+            body(Scan<T, P>(p_, arena, item / count), item / count, item % count);
+        });
+    }
+
+    // What each segment starts with: the state that came in and the keys of the segments before. Each of these is cut
+    // again, for all threads to have a part.
+    AllSums segment_starts(const Segments& segments) {
+        const Index before_last = segments.count - 1, chunks = segments.length / CHUNK;
+        const Index wanted = before_last == 0 ? 1 : (p_.threads + pairs_ * before_last - 1) / (pairs_ * before_last);
+        const Index length = (chunks + wanted - 1) / wanted * CHUNK, parts = (segments.length + length - 1) / length;
+        AllSums sums(p_, segments.count), of_parts(p_, before_last * parts);
+        each(before_last * parts, [&](Scan<T, P> scan, Index pair, Index part) {
+            const Index segment = part / parts, begin = segments.begin(segment) + part % parts * length;
+            of_parts.clear(pair, part);
+            scan.add_keys(begin, std::min(begin + length, segments.end(segment)), of_parts.at(pair, part));
+        });
+        for (Index pair = 0; pair < pairs_; ++pair) {
+            sums.clear(pair, 0);
+            sums.add_state(pair, 0, p_.kv, p_.k_sum);
+            for (Index j = 1; j < segments.count; ++j) {
+                sums.clear(pair, j);
+                sums.add(pair, j, sums, j - 1);
+                for (Index part = (j - 1) * parts; part < j * parts; ++part) sums.add(pair, j, of_parts, part);
+            }
+        }
+        return sums;
+    }
+
+    // In segment 0 of each pair, the state that came in and all keys.
+    AllSums key_totals() {
+        const Segments segments = cut(p_.keys, 0);
+        AllSums sums(p_, segments.count);
+        each(segments.count, [&](Scan<T, P> scan, Index pair, Index j) {
+            sums.clear(pair, j);
+            scan.add_keys(segments.begin(j), segments.end(j), sums.at(pair, j));
+        });
+        for (Index pair = 0; pair < pairs_; ++pair) {
+            for (Index j = 1; j < segments.count; ++j) sums.add(pair, 0, sums, j);
+            sums.add_state(pair, 0, p_.kv, p_.k_sum);
+        }
+        return sums;
+    }
+
+    const Problem& p_;
+    const Index pairs_;
+};
+
+// Calls what(Passes) with the element types that the problem names; 1 if memory ran out.
+template <class What>
+int run(const Problem& p, What what) {
+    try {
+        if (!p.bf16_tensors) what(Passes<float, float>(p));
+        else if (!p.bf16_products) what(Passes<bf16, float>(p));
+        else what(Passes<bf16, bf16>(p));
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
+}  // namespace
+}  // namespace lin_attn
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+EXPORT int lin_attn_forward(const lin_attn::Problem* p) {
+    return lin_attn::run(*p, [](auto passes) { passes.forward(); });
+}
+
+EXPORT int lin_attn_backward(const lin_attn::Problem* p) {
+    return lin_attn::run(*p, [](auto passes) { passes.backward(); });
+}
+
+EXPORT int lin_attn_step(const lin_attn::Problem* p) {
+    try {
+        if (p->bf16_tensors) lin_attn::step<lin_attn::bf16>(*p);
+        else lin_attn::step<float>(*p);
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
+// What was built: size of Problem, floats a vector, and whether the processor multiplies bf16.
+EXPORT int64_t lin_attn_built(int what) {
+    switch (what) {
+        case 0: return sizeof(lin_attn::Problem);
+        case 1: return lin_attn::W;
+        default: return LIN_ATTN_HAS_DPBF16;
+    }
+}
+}

@@ -1,0 +1,117 @@
+// Scratch memory of one thread, and the threads.
+
+#pragma once
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "vectors.h"
+
+namespace lin_attn {
+
+struct Freed {
+    void operator()(float* p) const { std::free(p); }
+};
+using Block = std::unique_ptr<float[], Freed>;
+
+// n floats, aligned to a cache line.
+inline Block allocate(Index n, bool poison) {
+    float* p = static_cast<float*>(std::aligned_alloc(64, round_up(std::max<Index>(n, 1) * 4, 64)));
+    if (p == nullptr) throw std::bad_alloc();
+    if (poison) std::fill(p, p + n, std::numeric_limits<float>::quiet_NaN());
+    return Block(p);
+}
+
+// Hands out memory that all goes back at once, when `clear` is called.
+class Arena {
+  public:
+    explicit Arena(bool poison) : poison_(poison) {}
+
+    float* take(Index n) {
+        if (next_ == blocks_.size()) blocks_.push_back({allocate(n, poison_), n});
+        Sized& block = blocks_[next_++];
+        if (block.size < n) block = {allocate(n, poison_), n};
+        return block.memory.get();
+    }
+
+    void clear() {
+        next_ = 0;
+        if (poison_)
+            for (Sized& block : blocks_)
+                std::fill(block.memory.get(), block.memory.get() + block.size, std::numeric_limits<float>::quiet_NaN());
+    }
+
+  private:
+    // A block for each request: as every chunk makes the same requests, none is made after the first, and a sanitizer
+    // sees where each ends.
+    struct Sized {
+        Block memory;
+        Index size;
+    };
+    std::vector<Sized> blocks_;
+    size_t next_ = 0;
+    bool poison_;
+};
+
+// Asks for pages of 2 MiB under memory that is about to be written for the first time: taking it in pages of 4 KiB, one fault
+// each, can take longer than the attention that fills it. A hint: where it is not understood, nothing is lost.
+inline void expect_writes(void* p, Index bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr uintptr_t page = 2 << 20;
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(p) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(p) + bytes) / page * page;
+    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+    (void)p, (void)bytes;
+#endif
+}
+
+// torch's own pool of threads, if it is OpenMP's: a second pool beside it would fight it for the cores.
+extern "C" void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags) __attribute__((weak));
+
+// Calls body(arena, i) for each i < items, on so many threads; each takes the next item when it is done with one.
+template <class Body>
+void parallel(Index items, int threads, bool poison, Body body) {
+    struct Shared {
+        std::atomic<Index> next{0};
+        std::atomic<bool> failed{false};
+        Index items;
+        bool poison;
+        Body* body;
+    } shared;
+    shared.items = items;
+    shared.poison = poison;
+    shared.body = &body;
+    const auto run = +[](void* data) {
+        Shared& shared = *static_cast<Shared*>(data);
+        try {  // an exception may not leave a thread
+            Arena arena(shared.poison);
+            for (Index i; (i = shared.next++) < shared.items;) (*shared.body)(arena, i);
+        } catch (const std::bad_alloc&) {
+            shared.failed = true;
+        }
+    };
+    const int team = static_cast<int>(std::min<Index>(threads, items));
+    if (team <= 1) {
+        run(&shared);
+    } else if (GOMP_parallel != nullptr) {
+        GOMP_parallel(run, &shared, team, 0);
+    } else {
+        std::vector<std::thread> others;
+        for (int i = 1; i < team; ++i) others.emplace_back(run, &shared);
+        run(&shared);
+        for (std::thread& other : others) other.join();
+    }
+    if (shared.failed) throw std::bad_alloc();
+}
+
+}  // namespace lin_attn

@@ -1,0 +1,83 @@
+// One token: S' = S + k̃ vᵀ, z' = z + k̂, out = q̃ᵀ S' / (q̂ · z'), in one pass over S.
+
+#pragma once
+
+#include <cmath>
+
+#include "memory.h"
+#include "problem.h"
+#include "rows.h"
+
+namespace lin_attn {
+
+template <class T>
+void step_of_pair(const Problem& p, Arena& arena, Index pair) {
+    arena.clear();
+    const Index batch = pair / p.kv_heads, kv_head = pair % p.kv_heads, groups = p.heads / p.kv_heads;
+    const Index dim = p.dim, M = p.value_dim, padded_dim = round_up(dim, W), padded_M = round_up(M, W);
+    const Phi phi = static_cast<Phi>(p.feature_map);
+    const Rope rope = static_cast<Rope>(p.rope);
+    float *buffer = arena.take(std::max(padded_dim, padded_M)), *cos = arena.take(padded_dim), *sin = arena.take(padded_dim);
+    if (rope != Rope::none) {
+        std::copy_n(p.cos, dim / 2, cos);
+        std::copy_n(p.sin, dim / 2, sin);
+    }
+    const Angles angles{cos, sin};
+
+    float *k_num = arena.take(padded_dim), *k_den = arena.take(padded_dim), *v = arena.take(padded_M);
+    const bool hidden = p.key_mask != nullptr && !p.key_mask[batch * p.key_mask_stride[0]];
+    if (!hidden) {
+        features(phi, rope, read_row(rows_of<const T>(p.k, batch, kv_head, dim), 0, buffer), dim, angles, k_num, k_den);
+        std::copy_n(read_row(rows_of<const T>(p.v, batch, kv_head, M), 0, buffer), padded_M, v);
+    } else {
+        std::fill_n(k_num, padded_dim, 0.0f);
+        std::fill_n(k_den, padded_dim, 0.0f);
+        std::fill_n(v, padded_M, 0.0f);
+    }
+    float *q_num = arena.take(groups * padded_dim), *q_den = arena.take(groups * padded_dim);
+    float *out = arena.take(groups * padded_M), *z = arena.take(padded_dim);
+    std::fill_n(out, groups * padded_M, 0.0f);
+    std::fill_n(z, padded_dim, 0.0f);
+    for (Index g = 0; g < groups; ++g)
+        features(
+            phi, rope, read_row(rows_of<const T>(p.q, batch, kv_head * groups + g, dim), 0, buffer), dim, angles,
+            q_num + g * padded_dim, q_den + g * padded_dim);
+
+    for (Index i = 0; i < dim; ++i) {
+        const float* before = p.kv + (pair * dim + i) * M;
+        float* after = p.new_kv + (pair * dim + i) * M;
+        Index j = 0;
+        for (; j + W <= M; j += W) {
+            const Vec row = load(before + j) + k_num[i] * load(v + j);
+            store(after + j, row);
+            for (Index g = 0; g < groups; ++g) {
+                float* to = out + g * padded_M + j;
+                store(to, load(to) + q_num[g * padded_dim + i] * row);
+            }
+        }
+        for (; j < M; ++j) {
+            after[j] = before[j] + k_num[i] * v[j];
+            for (Index g = 0; g < groups; ++g) out[g * padded_M + j] += q_num[g * padded_dim + i] * after[j];
+        }
+        z[i] = p.k_sum[pair * dim + i] + k_den[i];
+        p.new_k_sum[pair * dim + i] = z[i];
+    }
+    for (Index g = 0; g < groups; ++g) {
+        const Index head = kv_head * groups + g;
+        float* row = out + g * padded_M;
+        if (p.denominators != nullptr) {
+            float d = dot(q_den + g * padded_dim, z, padded_dim);
+            if (std::fabs(d) < p.eps) d = d < 0 ? -p.eps : p.eps;
+            p.denominators[batch * p.heads + head] = d;
+            scale_row(row, 1 / d, padded_M);
+        }
+        write_row(rows_of<T>(p.out, batch, head, M), 0, row);
+    }
+}
+
+template <class T>
+void step(const Problem& p) {
+    parallel(p.batch * p.kv_heads, p.threads, p.poison, [&](Arena& arena, Index pair) { step_of_pair<T>(p, arena, pair); });
+}
+
+}  // namespace lin_attn

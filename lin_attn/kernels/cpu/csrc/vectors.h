@@ -1,0 +1,184 @@
+// Vectors of float32 as wide as the target's registers, written with the vector types that GCC and Clang share: the same
+// lines become AVX-512, AVX2, NEON or SSE2.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__AVX512BF16__) && !defined(LIN_ATTN_LANES)
+#include <immintrin.h>
+#define LIN_ATTN_HAS_DPBF16 1
+#else
+#define LIN_ATTN_HAS_DPBF16 0
+#endif
+
+// How many floats a vector holds. Tests set other widths than the target's; the compiler then splits or pads them.
+#if !defined(LIN_ATTN_LANES)
+#if defined(__AVX512F__)
+#define LIN_ATTN_LANES 16
+#elif defined(__AVX__)
+#define LIN_ATTN_LANES 8
+#else
+#define LIN_ATTN_LANES 4
+#endif
+#endif
+
+namespace lin_attn {
+
+using Index = int64_t;
+
+constexpr int W = LIN_ATTN_LANES;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
+
+typedef float Vec __attribute__((vector_size(W * 4)));
+typedef int32_t IntVec __attribute__((vector_size(W * 4)));
+typedef uint32_t BitVec __attribute__((vector_size(W * 4)));
+typedef float HalfVec __attribute__((vector_size(W * 2)));
+typedef uint16_t ShortVec __attribute__((vector_size(W * 2)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
+
+inline Vec splat(float x) { return x - Vec{}; }  // minus: 0 + (−0) would lose the sign
+
+template <class V, class T>
+inline V read(const T* p) {
+    V x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+
+inline Vec load(const float* p) { return read<Vec>(p); }
+
+inline Vec load(const bf16* p) {
+    const BitVec bits = __builtin_convertvector(read<ShortVec>(p), BitVec) << 16;
+    return read<Vec>(&bits);
+}
+
+inline void store(float* p, Vec x) { std::memcpy(p, &x, sizeof x); }
+
+// To bfloat16, to nearest, ties to even; a NaN stays one.
+inline ShortVec narrow(Vec x) {
+#if LIN_ATTN_HAS_DPBF16 && LIN_ATTN_LANES == 16
+    const __m256bh y = _mm512_cvtneps_pbh(read<__m512>(&x));
+    return read<ShortVec>(&y);
+#else
+    const BitVec bits = read<BitVec>(&x);
+    const BitVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const BitVec quiet = (bits >> 16) | 0x40u;
+    return __builtin_convertvector(x != x ? quiet : rounded, ShortVec);
+#endif
+}
+
+inline void store(bf16* p, Vec x) {
+    const ShortVec y = narrow(x);
+    std::memcpy(p, &y, sizeof y);
+}
+
+inline float widen(float x) { return x; }
+
+inline float widen(bf16 x) {
+    const uint32_t bits = uint32_t(x.bits) << 16;
+    return read<float>(&bits);
+}
+
+inline void put(float* p, float x) { *p = x; }
+
+inline void put(bf16* p, float x) {
+    const ShortVec y = narrow(splat(x));
+    p->bits = y[0];
+}
+
+inline float sum(Vec x) {
+    float parts[W], total = 0;
+    std::memcpy(parts, &x, sizeof x);
+    for (int i = 0; i < W; ++i) total += parts[i];
+    return total;
+}
+
+inline Vec maximum(Vec x, Vec bound) { return x < bound ? bound : x; }  // NaN stays
+
+// exp(x) for x ≤ 0, to 2 ulp; below −86, where it leaves the normal numbers, exp(−86) = 4·10⁻³⁸, which is positive. For
+// x > 0 what comes out means nothing.
+// With n = round(x / ln 2) and r = x − n ln 2 in two parts (Cody and Waite), exp(x) = 2ⁿ exp(r), and exp(r) is the Taylor
+// polynomial of degree 7 on |r| ≤ 0.347, whose remainder is 5·10⁻⁹; it is summed by halves, for a shorter chain of
+// dependent operations.
+inline Vec exp_nonpositive(Vec x) {
+    x = maximum(x, splat(-86.0f));
+    const float magic = 12582912.0f;  // 1.5 · 2²³: added, it leaves the rounded integer in the lowest bits
+    const Vec shifted = x * 1.44269504f + magic;
+    const Vec n = shifted - magic;
+    Vec r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    const Vec r2 = r * r;
+    const Vec low = r2 * (r * 1.66666667e-1f + 0.5f) + (r + 1.0f);
+    const Vec high = r2 * (r * 1.98412698e-4f + 1.38888889e-3f) + (r * 8.33333333e-3f + 4.16666667e-2f);
+    const Vec p = (r2 * r2) * high + low;
+    const BitVec scaled = read<BitVec>(&p) + (read<BitVec>(&shifted) << 23);
+    return read<Vec>(&scaled);
+}
+
+namespace detail {
+
+template <int... i>
+inline Vec swap_pairs(Vec x, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(x, x, (i ^ 1)...);
+}
+
+template <int... i>
+inline Vec twice(HalfVec x, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(x, x, (i / 2)...);
+}
+
+template <int... i>
+inline Vec even_odd(Vec even, Vec odd, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(even, odd, (i % 2 ? W + i : i)...);
+}
+
+// Of two rows that lie `step` apart in a block, the first (upper = false) or second row after blocks of `step` entries
+// have changed places across the diagonal.
+template <int step, bool upper, int... i>
+inline Vec exchange(Vec a, Vec b, std::integer_sequence<int, i...>) {
+    return upper ? __builtin_shufflevector(a, b, ((i & step) ? W + i : i + step)...)
+                 : __builtin_shufflevector(a, b, ((i & step) ? W + i - step : i)...);
+}
+
+using Lanes = std::make_integer_sequence<int, W>;
+
+template <int step>
+inline void exchange_all(Vec (&rows)[W]) {
+    if constexpr (step > 0) {
+        for (int i = 0; i < W; ++i) {
+            if (i & step) continue;
+            const Vec a = rows[i], b = rows[i + step];
+            rows[i] = exchange<step, false>(a, b, Lanes{});
+            rows[i + step] = exchange<step, true>(a, b, Lanes{});
+        }
+        exchange_all<step / 2>(rows);
+    }
+}
+
+}  // namespace detail
+
+// (x0, x1, x2, x3, …) → (x1, x0, x3, x2, …)
+inline Vec swap_pairs(Vec x) { return detail::swap_pairs(x, detail::Lanes{}); }
+
+// (x0, x1, …) of half the width → (x0, x0, x1, x1, …)
+inline Vec twice(const float* p) { return detail::twice(read<HalfVec>(p), detail::Lanes{}); }
+
+// Even lanes from the one, odd lanes from the other.
+inline Vec even_odd(Vec even, Vec odd) { return detail::even_odd(even, odd, detail::Lanes{}); }
+
+// Transposes a W × W block in registers.
+inline void transpose_block(Vec (&rows)[W]) { detail::exchange_all<W / 2>(rows); }
+
+}  // namespace lin_attn

@@ -1,0 +1,180 @@
+"""Linear attention by the fused CPU kernel, as an operator that torch knows.
+
+The mathematics and what is kept for backward are those of `linear_chunked`; `lin_attn.kernels.cpu` computes it. The op
+is opaque to torch.compile and torch.export.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from lin_attn.feature_maps import FeatureMap
+from lin_attn.kernels import cpu
+from lin_attn.kernels.cpu.calls import empty_rows
+from lin_attn.ops.linear_reference import Rotation, Sums, least
+
+
+def reason_against(device: torch.device, dtype: torch.dtype, dims: tuple[int, int], feature_map: str) -> str | None:
+    """None if the kernel can compute attention of such inputs, with dims D and M; else why it cannot."""
+    if device.type != "cpu":
+        return f"the tensors are on {device}, not on the CPU"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"the tensors are {dtype}, not float32 or bfloat16"
+    if feature_map not in cpu.FEATURE_MAPS:
+        return f"the feature map is {feature_map!r}, not one of {', '.join(cpu.FEATURE_MAPS)}"
+    if not (min(dims) >= 1 and max(dims) <= cpu.MAX_DIM):
+        return f"head dims are {dims[0]} and {dims[1]}, not from 1 to {cpu.MAX_DIM}"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "it has no forward-mode derivative"
+    reason: str | None = unusable()
+    return reason
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def unusable() -> str | None:
+    """None if the kernel is built, or can be; else why not. Builds it."""
+    return cpu.unusable()
+
+
+def fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    sums: Sums,
+    rotation: Rotation,
+    *,
+    phi: FeatureMap,
+    rope: str,
+    normalize: bool,
+    causal: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Arguments and results as in `linear_chunked.chunked`; `reason_against` says which it takes."""
+    cos, sin = rotation if rotation is not None else (None, None)
+    arguments = (q, k, v, key_mask, *sums, cos, sin, phi.name, rope, normalize, causal, least(sums[0], eps))
+    if causal and q.shape[2] == 1 and _is_bare(q, k, v, *sums):
+        out, _, kv, k_sum = cpu.forward(*arguments)  # the dispatcher would take longer than the step
+    else:
+        out, _, kv, k_sum = _forward(*arguments)
+    return out, kv, k_sum
+
+
+def _is_bare(*tensors: Tensor) -> bool:
+    """Whether the dispatcher has nothing to do: for autograd, a compiler, a mode, a subclass or a lazy minus sign."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack()
+    ):
+        return False
+    grad = torch.is_grad_enabled()
+    return all(type(x) is Tensor and not (grad and x.requires_grad) and not x.is_neg() for x in tensors)
+
+
+@torch.library.custom_op("lin_attn::linear_cpu", mutates_args=(), device_types="cpu")
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    kv: Tensor,
+    k_sum: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    feature_map: str,
+    rope: str,
+    normalize: bool,
+    causal: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return cpu.forward(q, k, v, key_mask, kv, k_sum, cos, sin, feature_map, rope, normalize, causal, eps)
+
+
+@torch.library.custom_op("lin_attn::linear_cpu_backward", mutates_args=(), device_types="cpu")
+def _backward(
+    grad_out: Tensor,
+    grad_kv: Tensor,
+    grad_k_sum: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    kv: Tensor,
+    k_sum: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    denominators: Tensor,
+    feature_map: str,
+    rope: str,
+    normalize: bool,
+    causal: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return cpu.backward(
+        *(grad_out, grad_kv, grad_k_sum, q, k, v, key_mask, kv, k_sum, cos, sin, denominators),
+        *(feature_map, rope, normalize, causal, eps),
+    )
+
+
+@_forward.register_fake
+def _(q, k, v, key_mask, kv, k_sum, cos, sin, feature_map, rope, normalize, causal, eps):  # type: ignore[no-untyped-def]
+    denominators = kv.new_empty(q.shape[:3] if normalize else (0,))
+    return empty_rows(q, v.shape[3]), denominators, kv.new_empty(kv.shape), k_sum.new_empty(k_sum.shape)
+
+
+@_backward.register_fake
+def _(grad_out, grad_kv, grad_k_sum, q, k, v, key_mask, kv, k_sum, *_):  # type: ignore[no-untyped-def]
+    return *(empty_rows(x, x.shape[3]) for x in (q, k, v)), kv.new_empty(kv.shape), k_sum.new_empty(k_sum.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    ctx.options = inputs[8:]
+    ctx.save_for_backward(*inputs[:8], output[1])
+
+
+def _grad(ctx: Any, grad_out: Tensor, _: Tensor, grad_kv: Tensor, grad_k_sum: Tensor) -> tuple[Tensor | None, ...]:
+    with torch.autocast(grad_out.device.type, enabled=False):
+        grad_q, grad_k, grad_v, grad_kv, grad_k_sum = _backward(
+            grad_out, grad_kv, grad_k_sum, *ctx.saved_tensors, *ctx.options
+        )
+    return grad_q, grad_k, grad_v, None, grad_kv, grad_k_sum, None, None, *[None] * 5
+
+
+_forward.register_autograd(_grad, setup_context=_save)
+
+
+# Operations of matrix products, two for each multiplication and its addition, as if the half of a chunk's scores that
+# causality leaves out were computed.
+
+
+def forward_flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool) -> int:
+    """For q (B, H, N, D), k (B, K, N_k, D) and v (B, K, N_k, M): scores and what they weigh, q̃ S, and S itself."""
+    (batch, heads, queries, dim), (_, kv_heads, keys, value_dim) = q, v
+    scores = heads * _squares(queries) * (dim + value_dim) if causal else 0
+    return 2 * batch * (scores + (heads * queries + kv_heads * keys) * dim * value_dim)
+
+
+def backward_flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool) -> int:
+    """g vᵀ twice, q̃ k̃ᵀ, and what they weigh; g Sᵀ and dS by queries; S again, v dSᵀ and k̃ dS by keys."""
+    (batch, heads, queries, dim), (_, kv_heads, keys, value_dim) = q, v
+    scores = heads * _squares(queries) * 3 * (dim + value_dim) if causal else 0
+    return 2 * batch * (scores + (2 * heads * queries + 3 * kv_heads * keys) * dim * value_dim)
+
+
+def _squares(length: int) -> int:
+    """The sum of C² over the chunks."""
+    return length // cpu.CHUNK * cpu.CHUNK**2 + (length % cpu.CHUNK) ** 2
+
+
+@register_flop_formula(torch.ops.lin_attn.linear_cpu)
+def _(q, k, v, key_mask, kv, k_sum, cos, sin, feature_map, rope, normalize, causal, *_, **__):  # type: ignore[no-untyped-def]
+    return forward_flops(q, k, v, causal)
+
+
+@register_flop_formula(torch.ops.lin_attn.linear_cpu_backward)
+def _(grad_out, grad_kv, grad_k_sum, q, k, v, *rest, **__):  # type: ignore[no-untyped-def]
+    return backward_flops(q, k, v, rest[9])
