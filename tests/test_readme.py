@@ -43,10 +43,11 @@ def run_command(line: str, folder: Path) -> None:
 def test_every_command_and_snippet_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIN_ATTN_CACHE", str(tmp_path / "cache"))
-    books = tmp_path / "path" / "to" / "books"
-    books.mkdir(parents=True)
-    for i in range(20):
-        (books / f"{i}.txt").write_text(f"Book {i}: to be, or not to be. " * 100)
+    for name in ("books", "novels"):
+        folder = tmp_path / "path" / "to" / name
+        folder.mkdir(parents=True)
+        for i in range(20):
+            (folder / f"{i}.txt").write_text(f"Book {i}: to be, or not to be. " * 100)
     assert len(BLOCKS) >= 7
     for language, text in BLOCKS:
         if language == "python":

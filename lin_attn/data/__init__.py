@@ -3,22 +3,26 @@
 Names are loaded on first use, so that `lin_attn.data.tokenizer` can be imported without Lightning.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lin_attn.data.corpus import TextCorpus
+    from lin_attn.data.streaming import StreamingCorpus
+    from lin_attn.data.subword import SubwordTokenizer
     from lin_attn.data.tokenizer import ByteTokenizer
 
-__all__ = ["ByteTokenizer", "TextCorpus"]
+__all__ = ["ByteTokenizer", "StreamingCorpus", "SubwordTokenizer", "TextCorpus"]
+
+_HOMES = {
+    "ByteTokenizer": "tokenizer",
+    "StreamingCorpus": "streaming",
+    "SubwordTokenizer": "subword",
+    "TextCorpus": "corpus",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TextCorpus":
-        from lin_attn.data.corpus import TextCorpus
-
-        return TextCorpus
-    if name == "ByteTokenizer":
-        from lin_attn.data.tokenizer import ByteTokenizer
-
-        return ByteTokenizer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"lin_attn.data.{_HOMES[name]}"), name)

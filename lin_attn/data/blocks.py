@@ -1,4 +1,4 @@
-"""Blocks of a token stream, and the order in which each process reads them.
+"""Blocks of a token stream, and which of them each process reads.
 
 Block i of length N has the inputs stream[iN : (i+1)N] and the targets stream[iN+1 : (i+1)N+1]: every token
 but the first is a target once. The last block is filled up with ignored targets, so that nothing is
@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, DistributedSampler
 
+from lin_attn.data.order import BlockOrder
 from lin_attn.data.store import TokenStore
 from lin_attn.data.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ class BlockDataset(Dataset[Batch]):
         self.store = store
         self.block_length = block_length
         self._end_id = tokenizer.end_id
-        self._token_bytes: npt.NDArray[np.int64] = tokenizer.token_bytes
+        self._token_bytes = tokenizer.token_bytes
 
     def __len__(self) -> int:
         """Number of blocks, the last partial one included."""
@@ -74,7 +74,8 @@ class BlockDataset(Dataset[Batch]):
             n = len(stream) - 1
             tokens[row, :n] = stream[:-1]
             targets[row, :n] = stream[1:]
-            n_bytes[row] = self._token_bytes[stream[1:]].sum()
+            counts = self.store.byte_counts(first + 1, first + 1 + n, self._token_bytes)
+            n_bytes[row] = counts.sum(dtype=np.int64)
             start[row] = first + 1
         arrays = {"tokens": tokens, "targets": targets, "n_bytes": n_bytes, "start": start}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -88,7 +89,8 @@ def as_is(batch: Any) -> Any:
 class BlockSampler(DistributedSampler[Any]):
     """Which blocks a process reads, in which order: a function of (seed, epoch) and the rank alone.
 
-    Ranks take turns: rank r has the places r, r + world_size, ... of one permutation. Where the blocks do
+    Ranks take turns: rank r has the places r, r + world_size, ... of one order. So the blocks of n batches are the same
+    ones however many processes share them, at one global batch size. Where the blocks do
     not divide, the last ranks get an empty block (EMPTY_BLOCK) and not one twice, as every rank must take
     the same number of steps.
 
@@ -97,32 +99,25 @@ class BlockSampler(DistributedSampler[Any]):
     Lightning calls `set_epoch` at each epoch's start.
 
     Args:
-        n_blocks: Blocks of all ranks together.
-        seed: Of the order.
+        order: The blocks of all ranks together.
         rank: This process, from 0.
         world_size: How many processes share the blocks.
-        shuffle: False reads in the order of the text.
     """
 
-    def __init__(
-        self, n_blocks: int, *, seed: int = 0, rank: int = 0, world_size: int = 1, shuffle: bool = True
-    ) -> None:
+    def __init__(self, order: BlockOrder, *, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(
-            range(n_blocks),  # type: ignore[arg-type]  # it asks for the length alone
+            range(len(order)),  # type: ignore[arg-type]  # it asks for the length alone
             num_replicas=world_size,
             rank=rank,
-            shuffle=shuffle,
-            seed=seed,
+            shuffle=order.shuffle,
+            seed=order.seed,
             drop_last=False,
         )
+        self.order = order
         self.skip = 0  # blocks of this rank that the next iteration leaves out, see `BlockLoader`
 
     def __iter__(self) -> Iterator[int]:
-        n_blocks = len(self.dataset)  # type: ignore[arg-type]
-        order = np.arange(n_blocks)
-        if self.shuffle:
-            seeds = np.random.SeedSequence([self.seed, self.epoch])
-            order = np.random.Generator(np.random.Philox(seeds)).permutation(n_blocks)
-        filled = np.pad(order, (0, self.total_size - n_blocks), constant_values=EMPTY_BLOCK)
+        order = self.order.epoch(self.epoch)
+        filled = np.pad(order, (0, self.total_size - len(order)), constant_values=EMPTY_BLOCK)
         skip, self.skip = self.skip, 0
-        return iter(filled[self.rank :: self.num_replicas][skip:].tolist())
+        return map(int, filled[self.rank :: self.num_replicas][skip:])  # as a list they would take 36 bytes each

@@ -21,10 +21,19 @@ BINARY_PROBE = 8 << 10
 
 
 class Document(NamedTuple):
-    """A document; `pieces` is read once, before the next document is asked for."""
+    """A document.
+
+    Attributes:
+        name: Unlike those of the other documents of its source.
+        pieces: Its bytes; read once, before the next document is asked for.
+        source: Which of the sources it is of, from 0.
+        ends: Whether its end is here; not so where a split was cut through it and the rest is in the next one.
+    """
 
     name: str
     pieces: Iterable[bytes]
+    source: int = 0
+    ends: bool = True
 
 
 def read_documents(file: SourceFile, text_column: str, row_separator: str | None) -> Iterator[Document]:

@@ -1,14 +1,17 @@
 """Data sets of the Hugging Face hub, and folders that look like one."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import datasets
 import huggingface_hub.constants
 
 from lin_attn.data.documents import Document, column_bytes, rows_to_documents
+
+if TYPE_CHECKING:
+    from lin_attn.data.sources import SourceOptions
 
 PREFIX = "hub:"
 
@@ -49,30 +52,27 @@ class HubSet:
 
     Args:
         spec: "hub:OWNER/NAME", "hub:NAME", or "hub:" and a local folder.
-        config_name: Which configuration, where the set has several.
-        revision: Branch, tag or commit.
-        text_column: Where a row has its text.
-        row_separator: None makes every row a document, a string joins all rows of a split by it.
+        options: Which configuration, folder and revision of it, and how its rows are read.
+        streaming: Open it as streams of rows, of which nothing is kept.
 
     Raises:
         ValueError: The data set cannot be had; the message says what to do.
     """
 
-    def __init__(
-        self,
-        spec: str,
-        *,
-        config_name: str | None,
-        revision: str | None,
-        text_column: str,
-        row_separator: str | None,
-    ) -> None:
+    def __init__(self, spec: str, options: "SourceOptions", *, streaming: bool = False) -> None:
         self.id = os.path.expanduser(spec.removeprefix(PREFIX))
-        self.text_column = text_column
-        self.row_separator = row_separator
-        self._arguments = {"path": self.id, "name": config_name, "revision": revision}
-        self.label = f"hub:{self.id}" + "".join(f" {part}" for part in (config_name, revision) if part)
-        self._splits: datasets.DatasetDict = self._load(split=None)
+        self.text_column = options.text_column
+        self.row_separator = options.row_separator
+        self._streaming = streaming
+        self._arguments = {
+            "path": self.id,
+            "name": options.config_name,
+            "data_dir": options.data_dir,
+            "revision": options.revision,
+        }
+        parts = (options.config_name, options.data_dir, options.revision)
+        self.label = f"hub:{self.id}" + "".join(f" {part}" for part in parts if part)
+        self._splits: dict[str, Any] = self._load(split=None)
 
     def has_split(self, split: str) -> bool:
         """Whether there is a split of that name; slices such as "train[:1%]" count by their name."""
@@ -87,21 +87,43 @@ class HubSet:
         Raises:
             ValueError: There is no such split or column; the message lists those there are.
         """
+        return HubSplit(self.label, split, self.rows(split), self.text_column, self.row_separator)
+
+    def rows(self, split: str) -> Any:
+        """The rows of a split: a `datasets.Dataset`, or an IterableDataset where they are streamed.
+
+        Raises:
+            ValueError: There is no such split or column; the message lists those there are.
+        """
         if not self.has_split(split):
             raise ValueError(f"{self.label} has no split {split!r}, there are {list(self._splits)}")
+        if split not in self._splits and self._streaming:
+            raise ValueError(f"a split is {split!r}, and a stream has no slices; wanted one of {list(self._splits)}")
         rows = self._splits[split] if split in self._splits else self._load(split=split)
-        if self.text_column not in rows.column_names:
+        names = rows.column_names
+        if names is None:  # a stream tells its columns with its first rows
+            rows = self._told(lambda: rows._resolve_features())
+            names = rows.column_names
+        if self.text_column not in names:
             raise ValueError(
-                f"{self.label}, split {split!r} has no column {self.text_column!r}, there are "
-                f"{rows.column_names}; choose with text_column"
+                f"{self.label}, split {split!r} has no column {self.text_column!r}, there are {names}; "
+                "choose with text_column"
             )
-        return HubSplit(self.label, split, rows, self.text_column, self.row_separator)
+        return rows
+
+    def fingerprint(self) -> str:
+        """What `datasets` keys its cache by: the set, its revision, its files and its options."""
+        builder = self._told(lambda: datasets.load_dataset_builder(**self._arguments))
+        return f"{self.label} {builder.hash} {builder.config_id}"
 
     def _load(self, split: str | None) -> Any:
         if not self.id:
             raise ValueError(f'source "{PREFIX}" names no data set, wanted hub:OWNER/NAME')
+        return self._told(lambda: datasets.load_dataset(**self._arguments, split=split, streaming=self._streaming))
+
+    def _told(self, load: Callable[[], Any]) -> Any:
         try:
-            return datasets.load_dataset(**self._arguments, split=split)
+            return load()
         except Exception as error:  # the library raises some twenty types, from six packages
             reason = f"{type(error).__name__}: {str(error).strip()}"
             hint = self._hint(error)
@@ -120,4 +142,4 @@ class HubSet:
                 "access, or set HF_HOME to a folder that holds it and HF_HUB_OFFLINE=1, or use local files "
                 "(.txt, .jsonl, .parquet) as the source."
             )
-        return "Check the name, config_name, revision and split."
+        return "Check the name, config_name, data_dir, revision and split."

@@ -1,7 +1,7 @@
 """The training loader, which goes on in the middle of an epoch after a restart.
 
 Its state is the epoch and how many batches it has given. As the order is a function of (seed, epoch), that
-is enough, and it is the same on every rank.
+is enough, and it is the same on every rank, for any number of workers.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from lin_attn.data.blocks import Batch, BlockSampler
 class BlockLoader(DataLoader[Batch]):
     """A DataLoader over a `BlockSampler` whose state Lightning keeps in its checkpoints.
 
-    A state fits loaders of the same batch size and number of ranks.
+    A state fits any number of processes, with the same number of blocks in the batches of all of them together.
     """
 
     _given = 0
@@ -29,16 +29,30 @@ class BlockLoader(DataLoader[Batch]):
         if isinstance(self.sampler, BlockSampler):  # overfit_batches puts another in its place
             # Of another epoch is the state of a checkpoint from an epoch's end.
             if state and state["epoch"] == self.sampler.epoch:
+                self._check(state)
                 self._given = state["batches"]
             self.sampler.skip = self._given * (self.batch_size or 1)
         for batch in super().__iter__():
             self._given += 1
             yield batch
 
+    @property
+    def _global_batch(self) -> int:
+        return (self.batch_size or 1) * getattr(self.sampler, "num_replicas", 1)
+
+    def _check(self, state: dict[str, int]) -> None:
+        was = state.get("global_batch", self._global_batch)
+        if state["batches"] and was != self._global_batch:
+            raise ValueError(
+                f"the checkpoint is of the middle of an epoch with batches of {was} blocks over all processes, and "
+                f"batch_size times processes is now {self._global_batch}; wanted {was}, or blocks would be lost"
+            )
+
     def state_dict(self) -> dict[str, Any]:
-        """{"epoch", "batches"}: plain integers."""
-        return self._resume or {"epoch": getattr(self.sampler, "epoch", 0), "batches": self._given}
+        """{"epoch", "batches", "global_batch"}: plain integers."""
+        epoch = getattr(self.sampler, "epoch", 0)
+        return self._resume or {"epoch": epoch, "batches": self._given, "global_batch": self._global_batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Lets the next iteration, if it is of the same epoch, begin after the batches already given."""
-        self._resume = {"epoch": int(state["epoch"]), "batches": int(state["batches"])}
+        self._resume = {name: int(value) for name, value in state.items()}

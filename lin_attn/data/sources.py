@@ -2,13 +2,16 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
 
-from lin_attn.data.documents import PIECE, Document, is_binary, read_documents, reading
+from lin_attn.data.digests import digests
+from lin_attn.data.documents import Document, is_binary, read_documents
 from lin_attn.data.files import SourceFile, find_files
 from lin_attn.data.hub import PREFIX, HubSet
+
+Specs = str | Sequence[str | Mapping[str, Any]]
 
 
 class Source(Protocol):
@@ -36,8 +39,45 @@ class SourceOptions:
     text_column: str = "text"
     row_separator: str | None = None
     config_name: str | None = None
+    data_dir: str | None = None
     revision: str | None = None
-    splits: tuple[str | None, str | None, str | None] = ("train", "validation", "test")
+    train_split: str = "train"
+    validation_split: str | None = "validation"
+    test_split: str | None = "test"
+
+    @property
+    def splits(self) -> tuple[str, str | None, str | None]:
+        """The splits' names in the order train, validation, test."""
+        return self.train_split, self.validation_split, self.test_split
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One source of a list: where it is, its weight in training (None where no weight was given), how it is read."""
+
+    path: str
+    weight: float | None
+    options: SourceOptions
+
+
+ENTRY_FIELDS = ("path", "weight", *(field.name for field in fields(SourceOptions)))
+
+
+def entries(specs: Specs, options: SourceOptions) -> list[Entry]:
+    """The sources of a list, each with its own options or else those of all."""
+    found = []
+    for spec in [specs] if isinstance(specs, str) else specs:
+        given: dict[str, Any] = {"path": spec} if isinstance(spec, str) else dict(spec)
+        path, weight = given.pop("path"), given.pop("weight", None)
+        found.append(Entry(path, weight, replace(options, **given)))
+    return found
+
+
+def weights_of(found: Sequence[Entry]) -> tuple[float, ...] | None:
+    """The weights of sources, 1 where one of several has none; None where none has any."""
+    if all(entry.weight is None for entry in found):
+        return None
+    return tuple(1.0 if entry.weight is None else float(entry.weight) for entry in found)
 
 
 @dataclass(frozen=True)
@@ -48,17 +88,14 @@ class FileSource:
     files: tuple[SourceFile, ...]
     binary: tuple[str, ...]
     options: SourceOptions
+    memo: str | None = None
 
     def fingerprint(self) -> str:
         """Hash of the names and bytes of all files, and of how rows become documents."""
         total = hashlib.blake2b(digest_size=16)
-        for file in self.files:
-            content = hashlib.blake2b(digest_size=16)
-            with reading(file.path), open(file.path, "rb") as stream:
-                while piece := stream.read(PIECE):
-                    content.update(piece)
+        for file, digest in zip(self.files, digests([file.path for file in self.files], self.memo), strict=True):
             name = file.name.encode("utf-8", "surrogateescape")
-            total.update(len(name).to_bytes(8, "little") + name + content.digest())
+            total.update(len(name).to_bytes(8, "little") + name + digest)
         return f"{total.hexdigest()} {self.options.text_column!r} {self.options.row_separator!r}"
 
     def documents(self) -> Iterator[Document]:
@@ -68,10 +105,10 @@ class FileSource:
 
 
 def open_sources(
-    source: str | Sequence[str],
-    validation_source: str | Sequence[str] | None,
-    test_source: str | Sequence[str] | None,
-    options: SourceOptions,
+    source: Sequence[Entry],
+    validation_source: Sequence[Entry] | None,
+    test_source: Sequence[Entry] | None,
+    memo: str | None = None,
 ) -> dict[str, list[Source]]:
     """Opens the sources of each split.
 
@@ -80,7 +117,7 @@ def open_sources(
             have one.
         validation_source: Takes the place of any other validation text.
         test_source: Takes the place of any other test text.
-        options: How to read them.
+        memo: Where hashes of large files are remembered, see `digests`.
 
     Returns:
         Sources of "train", and of "validation" and "test" where they do not have to be cut from train.
@@ -91,42 +128,32 @@ def open_sources(
     seen: set[str] = set()
     # Validation and test come first: a file named for them is left out of training.
     given = {
-        role: [_open(spec, options, seen) for spec in _as_list(specs)]
-        for role, specs in (("validation", validation_source), ("test", test_source))
-        if specs is not None
+        role: [(_open(entry, seen, memo), entry.options) for entry in found]
+        for role, found in (("validation", validation_source), ("test", test_source))
+        if found is not None
     }
-    train = [_open(spec, options, seen) for spec in _as_list(source)]
-    train_split = options.splits[0]
-    assert train_split is not None
-    sources = {"train": [_pick(one, train_split) for one in train]}
-    for role, split in zip(("validation", "test"), options.splits[1:], strict=True):
+    train = [(_open(entry, seen, memo), entry.options) for entry in source]
+    sources = {"train": [_pick(one, options.train_split) for one, options in train]}
+    for place, role in enumerate(("validation", "test"), start=1):
         if role in given:
-            sources[role] = [_pick(one, split if _has(one, split) else train_split) for one in given[role]]
-        elif split is None:
-            continue
-        elif all(_has(one, split) for one in train):
-            sources[role] = [_pick(one, split) for one in train]
-        elif split != role:  # the default name may be missing, a chosen one may not
-            for one in train:
-                _pick(one, split)
+            sources[role] = [
+                _pick(one, options.splits[place] if _has(one, options.splits[place]) else options.train_split)
+                for one, options in given[role]
+            ]
+        elif all(_has(one, options.splits[place]) for one, options in train):
+            sources[role] = [_pick(one, options.splits[place]) for one, options in train]
+        else:
+            for one, options in train:
+                if options.splits[place] not in (None, role):  # the default name may be missing, a chosen one may not
+                    _pick(one, options.splits[place])
     return sources
 
 
-def _as_list(source: str | Sequence[str]) -> Sequence[str]:
-    return [source] if isinstance(source, str) else source
-
-
-def _open(spec: str, options: SourceOptions, seen: set[str]) -> HubSet | FileSource:
-    if spec.startswith(PREFIX):
-        return HubSet(
-            spec,
-            config_name=options.config_name,
-            revision=options.revision,
-            text_column=options.text_column,
-            row_separator=options.row_separator,
-        )
+def _open(entry: Entry, seen: set[str], memo: str | None) -> HubSet | FileSource:
+    if entry.path.startswith(PREFIX):
+        return HubSet(entry.path, entry.options)
     files, binary = [], []
-    for file in find_files(spec):
+    for file in find_files(entry.path):
         # A file that two names lead to is read once: it must not be in train and validation both.
         real = os.path.realpath(file.path)
         if real in seen:
@@ -138,7 +165,7 @@ def _open(spec: str, options: SourceOptions, seen: set[str]) -> HubSet | FileSou
             raise ValueError(f"{file.path!r} is binary (a NUL byte in its first 8 KiB), wanted text")
         else:
             binary.append(file.path)
-    return FileSource(spec, tuple(files), tuple(binary), options)
+    return FileSource(entry.path, tuple(files), tuple(binary), entry.options, memo)
 
 
 def _has(opened: HubSet | FileSource, split: str | None) -> bool:

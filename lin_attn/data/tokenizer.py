@@ -1,12 +1,11 @@
 """Tokenizers: bytes to token ids and back.
 
-A tokenizer here works on bytes, never on decoded text, so that every file has a token sequence and every
-token stands for a known number of bytes. That number turns a loss per token into bits per byte, which
-compares across tokenizers.
+A tokenizer here takes bytes, never decoded text, so that every file has a token sequence, and it accounts for every one
+of those bytes. That count turns a loss per token into bits per byte, which compares across tokenizers.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +13,20 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.integer[Any]]
 
 
+class Piece(NamedTuple):
+    """A part of a document's tokens.
+
+    Attributes:
+        tokens: (n,) token ids.
+        n_bytes: (n,) bytes of the document that each token stands for; None where `Tokenizer.token_bytes` tells.
+    """
+
+    tokens: Tokens
+    n_bytes: Tokens | None = None
+
+
 class Tokenizer(Protocol):
-    """What the data pipeline needs from a tokenizer."""
+    """What the data pipeline and the models need from a tokenizer."""
 
     @property
     def vocab_size(self) -> int:
@@ -23,11 +34,15 @@ class Tokenizer(Protocol):
 
     @property
     def end_id(self) -> int:
-        """The token that ends a document."""
+        """The token that ends a document. Text never encodes to it."""
 
     @property
-    def token_bytes(self) -> npt.NDArray[np.int64]:
-        """(vocab_size,) int64: how many bytes each token stands for, 0 for the end token."""
+    def token_bytes(self) -> npt.NDArray[np.int64] | None:
+        """(vocab_size,) int64: how many bytes each token stands for, 0 for the end token.
+
+        None where that depends on the text, as with a tokenizer that lower-cases it or has an unknown token; `Piece`
+        has the counts then.
+        """
 
     @property
     def fingerprint(self) -> str:
@@ -36,11 +51,17 @@ class Tokenizer(Protocol):
     def encode(self, data: bytes | str) -> Tokens:
         """Tokens of `data`, without an end token."""
 
-    def encode_pieces(self, pieces: Iterable[bytes]) -> Iterator[Tokens]:
-        """Tokens of one document that arrives in pieces, cut anywhere, in bounded memory."""
+    def encode_pieces(self, pieces: Iterable[bytes]) -> Iterator[Piece]:
+        """Tokens of one document that arrives in pieces, cut anywhere, in bounded memory.
+
+        They are those of `encode` on the document as a whole.
+        """
 
     def decode(self, tokens: npt.ArrayLike) -> bytes:
         """Bytes of `tokens`; end tokens stand for no bytes."""
+
+    def stream_decoder(self) -> Callable[[int], bytes]:
+        """A function that takes the tokens of a text one by one and gives the bytes that each adds."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which `tokenizer_from_dict` makes the same tokenizer."""
@@ -71,12 +92,11 @@ class ByteTokenizer:
         Returns:
             (n_bytes,) uint16, without an end token.
         """
-        raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-        return np.frombuffer(raw, dtype=np.uint8).astype(np.uint16)
+        return np.frombuffer(as_bytes(data), dtype=np.uint8).astype(np.uint16)
 
-    def encode_pieces(self, pieces: Iterable[bytes]) -> Iterator[npt.NDArray[np.uint16]]:
+    def encode_pieces(self, pieces: Iterable[bytes]) -> Iterator[Piece]:
         """Encodes one document piece by piece; for bytes the cuts do not matter."""
-        return (self.encode(piece) for piece in pieces)
+        return (Piece(self.encode(piece)) for piece in pieces)
 
     def decode(self, tokens: npt.ArrayLike) -> bytes:
         """Decodes tokens to bytes; end tokens drop out.
@@ -87,19 +107,37 @@ class ByteTokenizer:
         Raises:
             ValueError: A value is no token id.
         """
-        ids = np.asarray(tokens).reshape(-1)
-        if ids.size == 0:
-            return b""
-        if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= self.vocab_size:
-            raise ValueError(
-                f"tokens must be integers from 0 to {self.vocab_size - 1}, got {ids.dtype} "
-                f"from {ids.min()} to {ids.max()}"
-            )
+        ids = check_ids(tokens, self.vocab_size)
         return bytes(ids[ids != self.end_id].astype(np.uint8))
+
+    def stream_decoder(self) -> Callable[[int], bytes]:
+        """A token's byte does not depend on those before it."""
+        return self.decode
 
     def to_dict(self) -> dict[str, Any]:
         """Gives {"name": "bytes"}."""
         return {"name": "bytes"}
+
+
+def as_bytes(data: bytes | str) -> bytes:
+    """A string as UTF-8, lone surrogates kept; bytes as they are."""
+    return data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+
+
+def check_ids(tokens: npt.ArrayLike, vocab_size: int) -> Tokens:
+    """Tokens of any shape as a flat array.
+
+    Raises:
+        ValueError: A value is no token id.
+    """
+    ids = np.asarray(tokens).reshape(-1)
+    if ids.size == 0:
+        return ids.astype(np.int64)
+    if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= vocab_size:
+        raise ValueError(
+            f"tokens must be integers from 0 to {vocab_size - 1}, got {ids.dtype} from {ids.min()} to {ids.max()}"
+        )
+    return ids
 
 
 def tokenizer_from_dict(config: dict[str, Any]) -> Tokenizer:
@@ -111,8 +149,14 @@ def tokenizer_from_dict(config: dict[str, Any]) -> Tokenizer:
     Raises:
         ValueError: The name is unknown, or there are fields that this tokenizer does not have.
     """
-    if config.get("name") != "bytes":
-        raise ValueError(f'tokenizer name must be "bytes", got {config.get("name")!r}')
-    if unknown := sorted(set(config) - {"name"}):
-        raise ValueError(f'tokenizer "bytes" has no options, got {unknown}')
-    return ByteTokenizer()
+    fields = {"bytes": {"name"}, "tokenizers": {"name", "json", "end_token"}}
+    name = config.get("name")
+    if name not in fields:
+        raise ValueError(f'tokenizer name must be "bytes" or "tokenizers", got {name!r}')
+    if set(config) != fields[name]:
+        raise ValueError(f'tokenizer "{name}" has the fields {sorted(fields[name])}, got {sorted(config)}')
+    if name == "bytes":
+        return ByteTokenizer()
+    from lin_attn.data.subword import SubwordTokenizer
+
+    return SubwordTokenizer(config["json"], config["end_token"])

@@ -12,6 +12,7 @@ COMMANDS = {
     "test": ("training", "evaluate a checkpoint on the test text"),
     "predict": ("training", "score each document of the test text with a checkpoint"),
     "generate": ("generate", "continue a prompt with a checkpoint"),
+    "data": ("data", "prepare a corpus and tell what is in it"),
     "scale": ("scale", "measure time and memory against sequence length"),
     "env": ("env", "print versions, devices, and which backends are usable"),
 }
@@ -28,7 +29,9 @@ commands:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command. Returns the exit status: 0, 2 after a mistake of the user's, told in one line, or 130 on Ctrl-C.
+    """Runs a command. Returns the exit status: 0, 2 after a mistake of the user's, told in one line, 130 on Ctrl-C.
+
+    A run that SIGTERM or Ctrl-C ended after its checkpoint was saved has 143 or 130, in the first process.
 
     Set LIN_ATTN_TRACEBACK=1 to see where an error was raised.
     """

@@ -67,6 +67,7 @@ def decoded(model: "CausalLM", options: argparse.Namespace) -> Iterator[str]:
     end = model.tokenizer.end_id
     prompt = [end, *model.tokenizer.encode(options.prompt.encode("utf-8", "surrogateescape")).tolist()]
     text = codecs.getincrementaldecoder("utf-8")("replace")
+    to_bytes = model.tokenizer.stream_decoder()
     for token in model.stream(
         torch.tensor([prompt], device=model.device),
         options.max_new_tokens,
@@ -76,7 +77,7 @@ def decoded(model: "CausalLM", options: argparse.Namespace) -> Iterator[str]:
         stop_token=end,
         seed=options.seed,
     ):
-        yield text.decode(model.tokenizer.decode(token.tolist()))
+        yield text.decode(to_bytes(int(token)))
     yield text.decode(b"", final=True)
 
 

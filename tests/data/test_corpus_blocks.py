@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader
 
 from lin_attn.data.blocks import BlockDataset, BlockSampler, as_is
 from lin_attn.data.corpus import TextCorpus
+from lin_attn.data.loader import BlockLoader
+from lin_attn.data.order import BlockOrder
 
 MakeCorpus = Callable[..., TextCorpus]
 
@@ -46,7 +48,7 @@ def test_each_token_is_a_target_once_over_all_ranks(
     stream = data.stores["train"].tokens(0, 10**9)
     assert 0 not in (len(blocks) % 2, len(blocks) % 3), "ranks must be uneven for the test to say anything"
     samplers = [
-        BlockSampler(len(blocks), seed=3, rank=rank, world_size=world_size, shuffle=shuffle)
+        BlockSampler(BlockOrder((0, len(blocks)), seed=3, shuffle=shuffle), rank=rank, world_size=world_size)
         for rank in range(world_size)
     ]
     assert len({len(list(sampler)) for sampler in samplers}) == 1, "uneven ranks wait for each other for ever"
@@ -56,7 +58,7 @@ def test_each_token_is_a_target_once_over_all_ranks(
 
 def test_order_is_a_function_of_seed_and_epoch() -> None:
     def order(seed: int, epoch: int) -> list[int]:
-        sampler = BlockSampler(100, seed=seed)
+        sampler = BlockSampler(BlockOrder((0, 100), seed=seed))
         sampler.set_epoch(epoch)
         return list(sampler)
 
@@ -187,3 +189,32 @@ def test_two_ranks_of_lightning_share_the_blocks(corpus: MakeCorpus, folder: Pat
     assert ranks[0]["train"][:steps] != ranks[0]["train"][steps:]
     seen = sorted(start for rank in ranks for start in rank["validation"] if start < sizes["validation"])
     assert seen == sorted(2 * list(range(1, sizes["validation"], 7)))
+
+
+def test_a_state_fits_any_number_of_processes_at_the_same_global_batch(corpus: MakeCorpus, folder: Path) -> None:
+    blocks = corpus(folder).blocks("train")
+
+    def loaders(world_size: int, batch_size: int, state: dict[str, int] | None = None) -> list[BlockLoader]:
+        order, made = BlockOrder((0, len(blocks)), seed=3), []
+        for rank in range(world_size):
+            sampler = BlockSampler(order, rank=rank, world_size=world_size)
+            made.append(BlockLoader(blocks, batch_size=batch_size, sampler=sampler, collate_fn=as_is))
+            if state is not None:
+                made[-1].load_state_dict(state)
+        return made
+
+    def batches(found: list[BlockLoader]) -> list[list[int]]:
+        """The blocks of each step, of all ranks together; empty blocks left out."""
+        steps = zip(*[[batch["start"].tolist() for batch in loader] for loader in found], strict=True)
+        return [sorted(start for part in step for start in part if start < len(blocks.store)) for step in steps]
+
+    whole = batches(loaders(1, 6))
+    assert batches(loaders(2, 3)) == batches(loaders(3, 2)) == whole
+    [loader] = loaders(1, 6)
+    for _, _ in zip(range(4), loader, strict=False):
+        state = loader.state_dict()
+    for world_size in (1, 2, 3):
+        assert batches(loaders(world_size, 6 // world_size, state)) == whole[4:]
+    with pytest.raises(ValueError, match=r"batches of 6 blocks.*now 8; wanted 6"):
+        next(iter(loaders(2, 4, state)[0]))
+    assert batches(loaders(2, 4, {**state, "batches": 0})) == batches(loaders(2, 4)), "a new epoch fits any"

@@ -1,0 +1,144 @@
+"""What data modules of blocks have in common: a tokenizer, stores to evaluate on, and their loaders."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+
+from lin_attn.data.blocks import Batch, BlockDataset, BlockSampler, as_is
+from lin_attn.data.cache import Corpus
+from lin_attn.data.loader import BlockLoader
+from lin_attn.data.order import BlockOrder
+from lin_attn.data.store import TokenStore
+from lin_attn.data.tokenizer import Tokenizer
+from lin_attn.data.tokenizer_spec import TokenizerSpec
+
+
+class BlockDataModule(LightningDataModule):
+    """A data module whose batches are blocks of a token stream.
+
+    A batch is a dict of int64 tensors: tokens (B, N), targets (B, N) with -100 where there is none,
+    n_bytes (B,) that the targets stand for, and start (B,), the first target's place in its split.
+
+    Args:
+        options: The arguments that all such modules have, by name; they are documented there.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.block_length: int = options["block_length"]
+        self.batch_size: int = options["batch_size"]
+        self.eval_batch_size: int = options["eval_batch_size"] or self.batch_size
+        self.seed: int = options["seed"]
+        self.num_workers: int = options["num_workers"]
+        self._spec = TokenizerSpec(
+            options["tokenizer"], options["vocab_size"], tuple(options["special_tokens"] or ()), options["end_token"]
+        )
+        self._tokenizer: Tokenizer | None = None if self._spec.is_trained else self._spec.open()
+        self._corpus: Corpus | None = None
+
+    def _open(self) -> Corpus:
+        raise NotImplementedError
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Turns bytes into tokens and back. One that is trained on the corpus is there once that is read."""
+        if self._tokenizer is None:
+            self.setup()
+        assert self._tokenizer is not None
+        return self._tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids; of a tokenizer that is still to be trained, the number that was asked for."""
+        return self._spec.trained_size if self._tokenizer is None else self._tokenizer.vocab_size
+
+    @property
+    def stores(self) -> dict[str, TokenStore]:
+        """The token stores of "train", "validation" and "test", opened (and built) when first asked for."""
+        return self.corpus.stores
+
+    @property
+    def corpus(self) -> Corpus:
+        """The cached corpus, opened (and built) when first asked for."""
+        if self._corpus is None:
+            self._corpus = self._open()
+            self._tokenizer = self._corpus.tokenizer
+        return self._corpus
+
+    def blocks(self, split: str) -> BlockDataset:
+        """The blocks of a split."""
+        return BlockDataset(self.stores[split], self.tokenizer, self.block_length)
+
+    def document_names(self, split: str, start: int, n: int) -> list[str]:
+        """Names of the documents that tokens start..start+n-1 of a split touch.
+
+        Args:
+            split: "train", "validation" or "test".
+            start: As in a batch's "start".
+            n: How many tokens, such as block_length.
+        """
+        return self.stores[split].document_names(start, n)
+
+    def prepare_data(self) -> None:
+        """Builds the token cache; Lightning calls it in one process of each machine."""
+        self.setup()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the token cache, and builds it if it is missing or damaged.
+
+        Raises:
+            ValueError: A source or the cache is at fault.
+        """
+        assert self.corpus
+
+    def val_dataloader(self) -> "DataLoader[Batch] | list[Any]":
+        """Every block of validation, in order; in training, no loader where there is no validation text."""
+        return self._evaluation_loader("validation")
+
+    def test_dataloader(self) -> "DataLoader[Batch] | list[Any]":
+        """Every block of test, in order."""
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> "DataLoader[Batch] | list[Any]":
+        """The same as test."""
+        return self.test_dataloader()
+
+    def _evaluation_loader(self, split: str) -> "DataLoader[Batch] | list[Any]":
+        if len(self.stores[split]) > 1:
+            blocks = self.blocks(split)
+            order = BlockOrder((0, len(blocks)), shuffle=False)
+            return self._loader(DataLoader, blocks, order, self.eval_batch_size)
+        if self.trainer and self.trainer.state.fn != "fit":
+            raise ValueError(f"there is no {split} text to evaluate on; wanted {split}_source or a {split}_fraction")
+        return []
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """This process's rank, and how many share the data.
+
+        Not the global rank: processes that share one replica of the data get the same blocks.
+        """
+        place = (self.trainer.distributed_sampler_kwargs if self.trainer else None) or {}
+        return place.get("rank", 0), place.get("num_replicas", 1)
+
+    def _loader(
+        self,
+        kind: "type[DataLoader[Batch]] | type[BlockLoader]",
+        blocks: BlockDataset,
+        order: BlockOrder,
+        batch_size: int,
+    ) -> DataLoader[Batch]:
+        rank, world_size = self._place
+        return kind(
+            blocks,
+            batch_size=batch_size,
+            sampler=BlockSampler(order, rank=rank, world_size=world_size),
+            num_workers=self.num_workers,
+            collate_fn=as_is,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=self.num_workers > 0,
+            generator=torch.Generator(),  # without, each iterator takes one of the numbers that dropout goes by
+        )

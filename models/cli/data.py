@@ -1,0 +1,83 @@
+"""lin-attn data info: prepares a corpus and tells its documents, bytes, tokens and blocks, and a sample."""
+
+import sys
+from itertools import pairwise
+from typing import Any
+
+USAGE = """usage: lin-attn data info [-c CONFIG] [--data.OPTION VALUE ...]
+
+Prepare a corpus as fit would, and print how many documents, bytes, tokens and blocks each split has, and a sample.
+Options are those of fit; the rest of a configuration is left alone.
+"""
+SAMPLE_TOKENS = 200
+
+
+def main(command: str, arguments: list[str]) -> None:
+    """Runs `lin-attn data info ARGUMENTS…`."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return
+    if arguments[0] != "info":
+        raise ValueError(f"data has no command {arguments[0]!r}; wanted info")
+    from lightning.pytorch import LightningDataModule
+
+    from models.cli.training import Parser
+
+    parser = Parser(prog="lin-attn data info", description=USAGE)
+    parser.add_argument("-c", "--config", help="a configuration of fit")
+    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+    parser.set_defaults({"data": {"class_path": "lin_attn.data.TextCorpus"}})
+    parsed = parser.parse_args(arguments[1:])
+    if parsed.config is not None:
+        parser.set_defaults({"data": _data_of(parsed.config)})
+        parsed = parser.parse_args(arguments[1:])
+    print_info(parser.instantiate_classes(parsed).data)
+
+
+def print_info(data: Any) -> None:
+    """Prints what is in a data module's corpus."""
+    from lin_attn.data.streaming import StreamingCorpus
+
+    streams = isinstance(data, StreamingCorpus)
+    data.setup()
+    rows = [("split", "documents", "bytes", "tokens", "bytes/token", f"blocks of {data.block_length}")]
+    for split, store in data.stores.items():
+        n_bytes, n_tokens = int(store.column("n_bytes").sum()), len(store)
+        numbers = (store.n_documents, n_bytes, n_tokens)
+        ratio = f"{n_bytes / max(n_tokens - store.n_documents - 1, 1):.2f}"
+        rows.append((split, *(f"{number:,}" for number in numbers), ratio, f"{len(data.blocks(split)):,}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    tokenizer = data.tokenizer
+    lines.append(f"tokenizer: {data.hparams['tokenizer']}, {tokenizer.vocab_size:,} tokens, {tokenizer.fingerprint}")
+    meta = data.corpus.meta
+    lines.append(
+        "the training text is streamed; above is what is kept to evaluate on, and the beginning of train"
+        if streams
+        else f"split: {meta['rule']}; {meta['empty']} empty documents left out"
+    )
+    if not streams and len(data.source_blocks()) > 2:
+        bounds = data.source_blocks()
+        sizes = [f"{stop - start:,}" for start, stop in pairwise(bounds)]
+        lines.append(f"training blocks of each source: {', '.join(sizes)}")
+    store = data.stores["train"]
+    lines.append(f"folder: {store.folder.rpartition('/')[0]}")
+    lines.append(f"sample, the first {SAMPLE_TOKENS} tokens of {', '.join(store.names(0, 1))}:\n")
+    lines.append(tokenizer.decode(store.tokens(1, 1 + SAMPLE_TOKENS)).decode("utf-8", "replace"))
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _data_of(name: str) -> dict[str, Any]:
+    """The data section of a configuration."""
+    import yaml  # type: ignore[import-untyped]
+
+    from models.cli.configs import find_config
+
+    path = find_config(name)
+    try:
+        data = (yaml.safe_load(path.read_text()) or {}).get("data")
+    except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as a configuration of lin-attn fit: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} has no data; wanted a configuration of lin-attn fit")
+    return data
