@@ -3,15 +3,13 @@
 import csv
 import math
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, TQDMProgressBar
-from torch import Tensor
 
 from lin_attn.data.blocks import IGNORED
 
@@ -52,35 +50,6 @@ def _steps_of(trainer: Trainer) -> int | None:
     return math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs
 
 
-class Throughput(Callback):
-    """Logs train/tokens_per_second, of training alone: validation and checkpoints do not count."""
-
-    def __init__(self) -> None:
-        self._tokens, self._since = 0, 0.0
-
-    def on_train_start(self, *_: Any) -> None:
-        """Starts the clock."""
-        self._restart()
-
-    def on_validation_end(self, *_: Any) -> None:
-        """Starts the clock again."""
-        self._restart()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Tensor], batch_idx: int
-    ) -> None:
-        """Counts the batch, and logs at the trainer's logging interval."""
-        self._tokens += batch["tokens"].numel() * trainer.world_size
-        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if interval and trainer.global_step % interval == 0:
-            rate = self._tokens / max(time.perf_counter() - self._since, 1e-9)
-            pl_module.log("train/tokens_per_second", rate, prog_bar=True)
-            self._restart()
-
-    def _restart(self) -> None:
-        self._tokens, self._since = 0, time.perf_counter()
-
-
 class PredictionWriter(BasePredictionWriter):
     """`predict` writes predictions.csv: a row a document, with what was scored of it: targets, bytes and bits."""
 
@@ -105,7 +74,9 @@ class PredictionWriter(BasePredictionWriter):
         documents = np.searchsorted(self._store.column("start"), places[real].numpy(), side="right") - 1
         np.add.at(self._bits, documents, nll[real].double().numpy() / math.log(2))
         np.add.at(self._targets, documents, 1)
-        np.add.at(self._n_bytes, documents, self._token_bytes[targets[real].numpy()])
+        ranges = zip(start.tolist(), real.sum(dim=1).tolist(), strict=True)
+        n_bytes = [self._store.byte_counts(first, first + n, self._token_bytes) for first, n in ranges]
+        np.add.at(self._n_bytes, documents, np.concatenate(n_bytes))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the table."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
@@ -16,6 +17,9 @@ from models.generation import stream
 from models.loss import cross_entropy_sum, token_nll
 from models.metrics import LanguageModelMetric
 from models.optimization import build_optimizer, build_schedule
+from models.parallel import arrange
+from models.random_state import random_states, set_random_state
+from models.step_loss import StepLoss
 
 Batch = dict[str, Tensor]
 if TYPE_CHECKING:
@@ -34,6 +38,8 @@ class CausalLM(LightningModule):
     Args:
         network: the decoder: a NetworkConfig or a dict of its fields.
         optimizer: AdamW and its schedule: an OptimizerConfig or a dict of its fields.
+        activation_checkpointing: compute each block once more in backward, in place of keeping its activations.
+        torch_compile: compile the network's blocks; the first steps take longer.
 
     Raises:
         ValueError: for a field that is unknown, out of range, or without effect.
@@ -43,6 +49,8 @@ class CausalLM(LightningModule):
         self,
         network: Network = NetworkConfig(),
         optimizer: Optimizer = OptimizerConfig(),
+        activation_checkpointing: bool = False,
+        torch_compile: bool = False,
     ) -> None:
         super().__init__()
         self.network_config = as_config(NetworkConfig, network, "network")
@@ -51,8 +59,11 @@ class CausalLM(LightningModule):
             {"network": as_plain(self.network_config), "optimizer": as_plain(self.optimizer_config)}
         )
         self.network = Decoder(self.network_config)
+        self.activation_checkpointing, self.torch_compile = activation_checkpointing, torch_compile
         self.tokenizer: Tokenizer | None = None
-        self._rng_state: Tensor | None = None
+        self._arranged = False
+        self._step = StepLoss()
+        self._resumed: dict[str, Any] = {}
         self.val_metric, self.test_metric = LanguageModelMetric(), LanguageModelMetric()
 
     def forward(
@@ -94,6 +105,24 @@ class CausalLM(LightningModule):
                     f"wanted at least the tokenizer's {tokenizer.vocab_size}"
                 )
 
+    def configure_model(self) -> None:
+        """Arranges the network as it is to be run.
+
+        Raises:
+            ValueError: for a strategy that splits tensors, or averaged weights of a sharded model.
+        """
+        if self._arranged:
+            return
+        averaging = [one for one in self.trainer.callbacks if isinstance(one, WeightAveraging)]  # type: ignore[attr-defined]
+        if self.device_mesh is not None and averaging:
+            raise ValueError(
+                f"{type(averaging[0]).__name__} is among trainer.callbacks and the model is sharded, which Lightning's "
+                "WeightAveraging does not support; wanted one of them, or trainer.strategy=ddp"
+            )
+        options = {"activation_checkpointing": self.activation_checkpointing, "torch_compile": self.torch_compile}
+        arrange(self.network, mesh=self.device_mesh, **options)
+        self._arranged = True
+
     def on_fit_start(self) -> None:
         """Says what is trained."""
         config, parameters = self.network_config, sum(parameter.numel() for parameter in self.parameters())
@@ -104,22 +133,25 @@ class CausalLM(LightningModule):
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The mean loss in nats a token."""
+        """What to differentiate: the batch's part in the step's mean loss (see `models.step_loss`)."""
         self._latest = batch
         nll, count = self._nll(batch)
-        loss = nll / count.clamp(min=1)
-        if not torch.isfinite(loss):
+        if not torch.isfinite(nll):
             raise FloatingPointError(
-                f"the loss is {loss.item()} at step {self.global_step}, on text of {self._documents(batch)}; "
-                "a lower optimizer.lr or optimizer.clip may help"
+                f"the loss is {nll.item() / max(count.item(), 1)} at step {self.global_step}, on text of "
+                f"{self._documents(batch)}; a lower optimizer.lr or optimizer.clip may help"
             )
-        self.log("train/loss", loss.detach().float(), prog_bar=True)
-        return loss
+        return self._step.add(nll, count)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clips here: Lightning's own clipping refuses fused optimizers under mixed precision."""
+        """Makes the gradient that of the mean over the step's targets, logs that mean, and clips.
+
+        It clips here since Lightning's own clipping refuses fused optimizers under mixed precision.
+        """
+        self.log("train/loss", self._step.finish(self.parameters(), self._shares).float(), prog_bar=True)
         if self.optimizer_config.clip is not None:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters(), self.optimizer_config.clip)
+            norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
             # Under float16 the scaler expects gradients that overflow now and then, and skips their step.
             if self.trainer.precision != "16-mixed" and not torch.isfinite(norm):
                 raise FloatingPointError(
@@ -127,6 +159,11 @@ class CausalLM(LightningModule):
                     f"{self._documents(self._latest)}; a lower optimizer.lr may help"
                 )
             self.log("train/grad_norm", norm)
+
+    @property
+    def _shares(self) -> int:
+        """By what the trainer divides a step's gradient: its batches and the processes."""
+        return int(self.trainer.accumulate_grad_batches * self.trainer.world_size)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds the batch to the validation figures."""
@@ -169,22 +206,41 @@ class CausalLM(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Goes on with the random numbers of the checkpoint that is resumed: dropout is what it would have been."""
-        if self._rng_state is not None and self.trainer.ckpt_path is not None and self.trainer.world_size == 1:
-            torch.set_rng_state(self._rng_state)
-        self._rng_state = None
+        """Goes on where the checkpoint that is resumed stopped: in its step, and with its random numbers."""
+        resumed, self._resumed = self._resumed, {}
+        self._step = StepLoss()
+        if self.trainer.ckpt_path is None:  # its weights alone were loaded, to begin with
+            return
+        if "step" in resumed:
+            self._step.load_state_dict(resumed["step"], self, self._shares, self.device)
+        states = resumed.get("random_states", [])
+        if len(states) == self.trainer.world_size:
+            set_random_state(states[self.global_rank], self.device)
+        elif states:
+            rank_zero_info(
+                f"the checkpoint is of {len(states)} processes, here are {self.trainer.world_size}: dropout goes on "
+                "with other random numbers"
+            )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint carries its tokenizer, and the state of torch's random numbers on the CPU."""
-        checkpoint["rng_state"] = torch.get_rng_state()
+        """A checkpoint carries its tokenizer, the random numbers' states, and the gradients of an unfinished step."""
+        checkpoint["random_states"] = random_states(self.device)
+        if self._step.batches:
+            checkpoint["step"] = self._step.state_dict(self, self._shares)
         if self.tokenizer is not None:
             checkpoint["tokenizer"] = self.tokenizer.to_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes both up again."""
-        self._rng_state = checkpoint.get("rng_state")
+        """Takes the tokenizer up; the rest waits for training to go on."""
+        self._resumed = {name: checkpoint[name] for name in ("random_states", "step") if name in checkpoint}
         if "tokenizer" in checkpoint:
-            self.tokenizer = tokenizer_from_dict(checkpoint["tokenizer"])
+            saved = tokenizer_from_dict(checkpoint["tokenizer"])
+            if self.tokenizer is not None and self.tokenizer.fingerprint != saved.fingerprint:
+                raise ValueError(
+                    f"data.tokenizer is {self.tokenizer.fingerprint}, and the checkpoint is of {saved.fingerprint}; "
+                    "wanted the same: give the checkpoint as data.tokenizer, and the text is read with what it carries"
+                )
+            self.tokenizer = saved
 
     def _nll(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The sum of negative log-likelihoods and the number of targets."""

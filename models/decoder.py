@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lin_attn import KVCache, LinearState
 from lin_attn.attention import LinearAttention, MultiHeadAttention, SoftmaxAttention
@@ -108,6 +109,7 @@ class Decoder(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
+        self.activation_checkpointing = False
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.learned_positions = (
             LearnedPositions(config.max_length, config.d_model) if config.max_length is not None else None
@@ -144,8 +146,10 @@ class Decoder(nn.Module):
         """tokens (B, N) int64, key_mask (B, N) bool → hidden states (B, N, E) and the state after these tokens."""
         x = self.embed(tokens, key_mask, state)
         layers = []
+        recompute = self.activation_checkpointing and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):
-            x, layer = block(x, key_mask, None if state is None else state.layers[i])
+            inputs = (x, key_mask, None if state is None else state.layers[i])
+            x, layer = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
             layers.append(layer)
         real = tokens.shape[1] if key_mask is None else key_mask.sum(1)
         lengths = tokens.new_zeros(tokens.shape[0]) if state is None else state.lengths

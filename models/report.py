@@ -17,27 +17,37 @@ SAMPLE_TOKENS = 300
 def report_run(trainer: Trainer, model: CausalLM) -> None:
     """Prints the last validation figure, draws the curves, names the files and continues the empty text."""
     log = Path(trainer.log_dir or trainer.default_root_dir)  # asks all processes
-    if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
-    lines = [""]
+    if trainer.is_global_zero:
+        print("\n".join(["", *_lines(trainer, log)]), flush=True)  # noqa: T201
+    if model.tokenizer is not None and (trainer.is_global_zero or model.device_mesh is not None):
+        longest = (model.network_config.max_length or SAMPLE_TOKENS + 1) - 1  # the start takes a position
+        start = torch.tensor([[model.tokenizer.end_id]], device=model.device)
+        # Shapes change from token to token: compiling for each would take longer than computing.
+        with torch.compiler.set_stance("force_eager"):
+            text = model.generate(start, min(SAMPLE_TOKENS, longest), temperature=0.8, seed=0)[0].tolist()
+        if trainer.is_global_zero:
+            sample = model.tokenizer.decode(text).decode("utf-8", "replace")
+            print(f"sample (temperature 0.8):\n\n{sample}\n")  # noqa: T201
+
+
+def _lines(trainer: Trainer, log: Path) -> list[str]:
+    lines = []
     if "val/bits_per_byte" in trainer.callback_metrics:
         lines.append(f"validation bits per byte: {trainer.callback_metrics['val/bits_per_byte']:.4f}")
     if (log / "metrics.csv").is_file():
         plot_curves({log.parent.name: [log / "metrics.csv"]}, log / "curves.png")
         lines.append(f"curves:      {log / 'curves.png'}, {log / 'metrics.csv'}")
-    saved = trainer.checkpoint_callback
-    if isinstance(saved, ModelCheckpoint) and saved.last_model_path:
-        best = f"{saved.best_model_path} (best), " if saved.best_model_path else ""
-        lines.append(f"checkpoints: {best}{saved.last_model_path} (last)")
+    saved = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
+    best = next((one.best_model_path for one in saved if one.best_model_path), None)
+    last = next((one.last_model_path for one in saved if one.last_model_path), None)
+    if best or last:
+        named = [f"{path} ({name})" for path, name in ((best, "best"), (last, "last")) if path]
+        lines.append(f"checkpoints: {', '.join(named)}")
         command = sys.argv[0] if Path(sys.argv[0]).name == "lin-attn" else "lin-attn"
-        lines.append(f"go on with:  {command} generate --checkpoint {saved.last_model_path} --prompt 'def '")
-    print("\n".join(lines), flush=True)  # noqa: T201
-    if model.tokenizer is not None:
-        longest = (model.network_config.max_length or SAMPLE_TOKENS + 1) - 1  # the start takes a position
-        start = torch.tensor([[model.tokenizer.end_id]], device=model.device)
-        text = model.generate(start, min(SAMPLE_TOKENS, longest), temperature=0.8, seed=0)[0].tolist()
-        sample = model.tokenizer.decode(text).decode("utf-8", "replace")
-        print(f"sample (temperature 0.8):\n\n{sample}\n")  # noqa: T201
+        lines.append(f"go on with:  {command} generate --checkpoint {last or best} --prompt 'def '")
+    return lines
 
 
 def read_curve(metrics: Path, name: str) -> tuple[list[int], list[float]]:

@@ -55,10 +55,10 @@ def cost(point: Point, *, kv_heads: int | None = None) -> Cost:
     raise ValueError(f"the mechanism is {point.mechanism!r}, whose cost is not known; wanted linear or softmax-…")
 
 
-def matmul_rate(point: Point) -> float:
-    """Operations a second of this machine on a product of two 1024 × 1024 matrices, in the point's dtype."""
-    size = 1024
-    x = torch.randn(size, size, device=point.device).to(getattr(torch, point.dtype))
+def matmul_rate(point: Point, size: int = 1024) -> float:
+    """Operations a second of this machine on a product of two size × size matrices, in the point's dtype."""
+    generator = torch.Generator(point.device).manual_seed(0)  # the global numbers are the caller's
+    x = torch.randn(size, size, generator=generator, device=point.device).to(getattr(torch, point.dtype))
     best = float("inf")
     for _ in range(4):
         begun = time.perf_counter()

@@ -14,14 +14,18 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
-from models.callbacks import PredictionWriter, RunProgressBar, Throughput
-from models.checkpoint import read_checkpoint
+from models.callbacks import PredictionWriter, RunProgressBar
+from models.checkpoint import newest_checkpoint, read_checkpoint
+from models.checkpoint_io import AtomicCheckpointIO
 from models.cli import innermost
 from models.cli.configs import find_config
 from models.hardware import default_precision
+from models.last_checkpoint import LastCheckpoint
 from models.report import report_run
+from models.throughput import FetchTimer, Throughput
 
 
 class Parser(LightningArgumentParser):
@@ -41,8 +45,9 @@ class TrainingCLI(LightningCLI):
         self.config = parser.parse_args(args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds `--checkpoint`, the saving of the best and the last model, and this project's defaults."""
+        """Adds `--checkpoint`, the best model's, `--last_checkpoint`, and this project's defaults."""
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
         parser.set_defaults(
             {
                 "model": {"class_path": "models.CausalLM"},
@@ -50,7 +55,6 @@ class TrainingCLI(LightningCLI):
                 "checkpoint.monitor": "val/bits_per_byte",
                 "checkpoint.filename": "best",
                 "checkpoint.enable_version_counter": False,
-                "checkpoint.save_last": True,
                 "trainer.default_root_dir": "runs",
                 "trainer.precision": default_precision(),
                 "trainer.enable_model_summary": False,
@@ -86,9 +90,17 @@ class TrainingCLI(LightningCLI):
         if configured["logger"] in (None, True):
             root = configured["default_root_dir"]
             version = claim_version(Path(root))
-            kwargs["logger"] = [kind(root, name="", version=version) for kind in (CSVLogger, TensorBoardLogger)]
+            # Each row at once: a run that is killed has logged up to its checkpoint.
+            csv = CSVLogger(root, name="", version=version, flush_logs_every_n_steps=1)
+            kwargs["logger"] = [csv, TensorBoardLogger(root, name="", version=version)]
         if configured["enable_checkpointing"] is False:
-            self._parser(self.subcommand).callback_keys.clear()  # those of add_arguments_to_parser: `checkpoint`
+            self._parser(self.subcommand).callback_keys.clear()  # those of add_arguments_to_parser
+        plugins = configured["plugins"] or []
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
+        if configured["profiler"] is None:
+            kwargs["profiler"] = FetchTimer()
         return super().instantiate_trainer(**kwargs)
 
     def _parse_ckpt_path(self) -> None:
@@ -97,6 +109,8 @@ class TrainingCLI(LightningCLI):
             return
         arguments = self.config[self.config["subcommand"]]
         path = arguments.get("ckpt_path")
+        if path == "last":
+            path = arguments["ckpt_path"] = self._newest_checkpoint(arguments)
         if path is None and self.config["subcommand"] != "fit":
             raise ValueError("ckpt_path is not given, and an untrained model is not worth it; wanted --ckpt_path FILE")
         if path is None:
@@ -107,9 +121,19 @@ class TrainingCLI(LightningCLI):
             for name, value in values.items():
                 was = given[group][name] if group in given and name in given[group] else None
                 if (list(was) if isinstance(was, tuple) else was) != value:
-                    print(f"{path} was made with {group}.{name}={value}, which replaces {was}")  # noqa: T201
+                    say(f"{path} was made with {group}.{name}={value}, which replaces {was}")
         model = {"class_path": arguments["model"]["class_path"], "init_args": saved}
         self.config = self.parser.parse_object({self.config["subcommand"]: {"model": model}}, self.config)
+
+    def _newest_checkpoint(self, arguments: Any) -> str | None:
+        """What `--ckpt_path last` means: the newest whole checkpoint of the runs in the root folder, if any."""
+        folders = list(Path(arguments["trainer"]["default_root_dir"]).glob("**/checkpoints"))
+        if arguments.get("last_checkpoint", {}).get("dirpath"):
+            folders.append(Path(arguments["last_checkpoint"]["dirpath"]))
+        found = newest_checkpoint(path for folder in folders for path in folder.glob("*.ckpt"))
+        root = arguments["trainer"]["default_root_dir"]
+        say(f"goes on from {found}" if found else f"no checkpoint in {root} to go on from: begins anew")
+        return None if found is None else str(found)
 
     def after_fit(self) -> None:
         """Says what was reached and where it lies."""
@@ -133,10 +157,21 @@ def main(command: str, arguments: list[str]) -> None:
     )
 
 
+@rank_zero_only
+def say(line: str) -> None:
+    """Prints a line, in the first process."""
+    print(line, flush=True)  # noqa: T201
+
+
 def _silence_lightning() -> None:
     """Advertisements, and warnings of Lightning's about its own insides."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: "Tip:" not in record.msg)
-    for message in (".*LeafSpec.*", ".*does not have many workers.*", ".*The dirpath has changed from.*"):
+    for message in (
+        ".*LeafSpec.*",
+        ".*does not have many workers.*",
+        ".*The dirpath has changed from.*",
+        ".*has `__len__` defined.*",
+    ):
         warnings.filterwarnings("ignore", message)
 
 

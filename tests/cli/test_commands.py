@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ def test_fit_leaves_logs_curves_checkpoints_and_its_configuration(trained):
         rows = list(csv.DictReader(file))
     figures = {name for row in rows for name, value in row.items() if value}
     assert {"train/loss", "train/tokens_per_second", "train/grad_norm"} <= figures
+    assert {"train/mfu", "train/data_wait", "train/peak_memory_gb"} <= figures
     assert {"val/loss", "val/perplexity", "val/bits_per_byte"} <= figures
 
 
@@ -118,6 +120,35 @@ def test_a_resumed_run_says_what_its_checkpoint_replaces_and_goes_on(run, traine
     assert "network.d_model=32, which replaces 64" in out
     assert "optimizer.lr=0.003, which replaces 0.5" in out
     assert torch.load("runs/debug/version_0/checkpoints/last.ckpt", weights_only=True)["global_step"] == 25
+
+
+def test_last_means_the_newest_whole_checkpoint_of_the_runs_or_a_new_run(run, books, capsys):
+    again = [*DEBUG, "--data.source", books, "--ckpt_path", "last", "--trainer.val_check_interval", "5"]
+    last = [f"runs/debug/version_{i}/checkpoints/last.ckpt" for i in range(3)]
+    options = ["--last_checkpoint.every_n_train_steps", "2", "--model.activation_checkpointing", "true"]
+    assert run(*again, *options, "--trainer.max_steps", "5") == 0
+    assert "begins anew" in capsys.readouterr().out
+    assert run(*again, *options, "--trainer.max_steps", "8") == 0
+    assert f"goes on from {last[0]}" in capsys.readouterr().out
+    Path(last[1]).write_bytes(b"")
+    assert run(*again, *options, "--trainer.max_steps", "10") == 0
+    assert f"goes on from {last[1].replace('last', 'previous')}" in capsys.readouterr().out
+    assert torch.load(last[2], weights_only=True)["global_step"] == 10
+    with open("runs/debug/version_2/fit.yaml") as file:
+        assert "activation_checkpointing: true" in file.read()  # which a checkpoint does not replace
+    assert run("validate", *DEBUG[1:], "--data.source", books, "--ckpt_path", last[1]) == 2
+    assert f"{last[1].replace('last', 'previous')} is whole" in capsys.readouterr().err
+
+
+def test_averaged_weights_and_sharding_together_are_refused(books, tmp_path):
+    averaged = ["--trainer.callbacks+=lightning.pytorch.callbacks.EMAWeightAveraging", "--trainer.strategy", "fsdp2"]
+    command = [sys.executable, "-m", "models.cli", *DEBUG, "--data.source", str(books), *averaged]
+    command += ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.precision", "32-true"]
+    environment = {**os.environ, "LIN_ATTN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("lin-attn")]
+    assert "WeightAveraging" in line
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_documents(run, books, capsys):
