@@ -111,7 +111,7 @@ class CausalLM(LightningModule):
         Raises:
             ValueError: for a strategy that splits tensors, or averaged weights of a sharded model.
         """
-        if self._arranged:
+        if self._arranged or self._trainer is None:  # load_from_checkpoint asks too; a run will ask again
             return
         averaging = [one for one in self.trainer.callbacks if isinstance(one, WeightAveraging)]  # type: ignore[attr-defined]
         if self.device_mesh is not None and averaging:
