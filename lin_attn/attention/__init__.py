@@ -2,6 +2,7 @@
 
 from lin_attn.attention.linear import LinearAttention
 from lin_attn.attention.multi_head import MultiHeadAttention
+from lin_attn.attention.segment_recurrent import SegmentMemory, SegmentRecurrentAttention
 from lin_attn.attention.softmax import SoftmaxAttention
 
-__all__ = ["LinearAttention", "MultiHeadAttention", "SoftmaxAttention"]
+__all__ = ["LinearAttention", "MultiHeadAttention", "SegmentMemory", "SegmentRecurrentAttention", "SoftmaxAttention"]

@@ -2,7 +2,8 @@
 
     out_m = Σ_{n≤m} (R_m φ(q_m))ᵀ (R_n φ(k_n)) v_n / Σ_{n≤m} φ(q_m)ᵀ φ(k_n)
 
-The op is `lin_attn.linear_attention`; here stand the projections and the choices that a model makes once.
+The op is `lin_attn.linear_attention` (with xPos `lin_attn.ops.xpos_linear_attention`); here stand the projections and
+the choices that a model makes once.
 """
 
 from collections.abc import Callable
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from lin_attn.attention.multi_head import MultiHeadAttention
 from lin_attn.feature_maps import feature_map as find_feature_map
-from lin_attn.ops import LinearState, linear_attention
+from lin_attn.ops import LinearState, linear_attention, xpos_linear_attention
 from lin_attn.ops.backends import BACKENDS
-from lin_attn.positions import Rotary
+from lin_attn.positions import Rotary, XPos
 
 
 class LinearAttention(MultiHeadAttention):
@@ -24,6 +25,7 @@ class LinearAttention(MultiHeadAttention):
         feature_map: φ, by name or as a callable (…, D) → (…, D); a module's parameters are learned.
         rope: "after" φ (eq. 19), "before" it, or "none".
         rope_base: base of the rotary wavelengths.
+        rotary: the rotation in full (partial, scaled, or xPos, which comes after φ), in place of rope_base.
         normalize: divide by the unrotated sum of weights.
         backend: of `lin_attn.linear_attention`.
     """
@@ -38,6 +40,7 @@ class LinearAttention(MultiHeadAttention):
         feature_map: str | Callable[[Tensor], Tensor] = "elu1",
         rope: str = "after",
         rope_base: float = 10000.0,
+        rotary: Rotary | XPos | None = None,
         normalize: bool = True,
         causal: bool = True,
         output_norm: bool = False,
@@ -56,12 +59,27 @@ class LinearAttention(MultiHeadAttention):
         if rope not in ("after", "before", "none"):
             raise ValueError(f"rope is {rope!r}; wanted 'after', 'before' or 'none'")
         self.feature_map, self.rope, self.normalize, self.backend = feature_map, rope, normalize, backend
-        self.rotary = None if rope == "none" else Rotary(self.head_dim, rope_base)
+        self.rotary = self.checked_rotation(rope != "none", rope_base, rotary)
+        if isinstance(self.rotary, XPos) and rope == "before":
+            raise ValueError("rope is 'before' and rotary is an XPos, whose decay no feature map keeps; wanted 'after'")
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: LinearState | None
     ) -> tuple[Tensor, LinearState]:
         """See MultiHeadAttention.mix."""
+        if isinstance(self.rotary, XPos):
+            return xpos_linear_attention(
+                q,
+                k,
+                v,
+                xpos=self.rotary,
+                feature_map=self.feature_map,
+                normalize=self.normalize,
+                key_mask=key_mask,
+                state=state,
+                return_state=True,
+                backend=self.backend,
+            )
         return linear_attention(
             q,
             k,

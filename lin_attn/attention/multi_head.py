@@ -9,6 +9,8 @@ from typing import Any
 from einops import rearrange
 from torch import Tensor, nn
 
+from lin_attn.positions import Rotary, XPos
+
 
 class MultiHeadAttention(nn.Module):
     """Projects x to queries, keys and values, mixes them per head, and projects back.
@@ -56,6 +58,24 @@ class MultiHeadAttention(nn.Module):
         self.output = nn.Linear(n_heads * head_dim, d_model, bias=bias)
         self.output_norm = nn.RMSNorm(head_dim, eps=1e-6) if output_norm else None
 
+    def checked_rotation(self, rope: bool, rope_base: float, rotary: Rotary | XPos | None) -> Rotary | XPos | None:
+        """The rotation that the arguments of a mechanism ask for.
+
+        Raises:
+            ValueError: if they contradict each other, or the rotation is not for this attention.
+        """
+        if rotary is None:
+            return Rotary(self.head_dim, rope_base) if rope else None
+        if not isinstance(rotary, Rotary | XPos):
+            raise ValueError(f"rotary is a {type(rotary).__name__}; wanted a Rotary, an XPos or None")
+        if not rope:
+            raise ValueError("rotary is given and rope says that nothing is rotated; wanted one of the two")
+        if rope_base != 10000.0:
+            raise ValueError(f"rope_base is {rope_base} and rotary is given, which has its own base; leave it out")
+        if isinstance(rotary, XPos) and not self.causal:
+            raise ValueError("rotary is an XPos and causal is False; xPos grows without bound ahead of a query")
+        return rotary
+
     def forward(
         self,
         x: Tensor,
@@ -92,10 +112,50 @@ class MultiHeadAttention(nn.Module):
         k = rearrange(self.key(source), "b n (h d) -> b h n d", h=self.n_kv_heads)
         v = rearrange(self.value(source), "b n (h d) -> b h n d", h=self.n_kv_heads)
         heads, state = self.mix(q, k, v, key_mask=key_mask, state=state)
+        out = self._joined(heads)
+        return (out, state) if return_state else out
+
+    def read(self, context: Tensor, key_mask: Tensor | None = None) -> Any:
+        """What cross-attention keeps of a context: its keys and values, or for linear attention their sums.
+
+        Args:
+            context: (B, N_k, E), another sequence.
+            key_mask: (B, N_k) bool, True where the key is real.
+
+        Returns:
+            The state that `attend` takes, as often as there are queries.
+
+        Raises:
+            ValueError: if the attention is causal or rotates (positions of two sequences have no distance), or a shape
+                does not fit.
+        """
+        if self.causal or getattr(self, "rotary", None) is not None:
+            raise ValueError(
+                "the attention is causal or rotates keys; wanted causal=False and no rope to read a context"
+            )
+        if context.dim() != 3 or context.shape[-1] != self.key.in_features:
+            raise ValueError(f"context has shape {tuple(context.shape)}; wanted (B, N_k, {self.key.in_features})")
+        k = rearrange(self.key(context), "b n (h d) -> b h n d", h=self.n_kv_heads)
+        v = rearrange(self.value(context), "b n (h d) -> b h n d", h=self.n_kv_heads)
+        none = k.new_empty(k.shape[0], self.n_heads, 0, self.head_dim)
+        return self.mix(none, k, v, key_mask=key_mask, state=None)[1]
+
+    def attend(self, x: Tensor, state: Any) -> Tensor:
+        """Attends from x (B, N, E) to a context that was `read`: (B, N, E). Equals `forward(x, context=…)`.
+
+        Raises:
+            ValueError: if the state is none of this attention's.
+        """
+        q = rearrange(self.query(x), "b n (h d) -> b h n d", h=self.n_heads)
+        none = q.new_empty(q.shape[0], self.n_kv_heads, 0, self.head_dim)
+        return self._joined(self.mix(q, none, none, key_mask=None, state=state)[0])
+
+    def _joined(self, heads: Tensor) -> Tensor:
+        """The heads' outputs (B, H, N, D), normalised where that is asked for, side by side and projected."""
         if self.output_norm is not None:
             heads = self.output_norm(heads)
-        out = self.output(rearrange(heads, "b h n d -> b n (h d)"))
-        return (out, state) if return_state else out
+        out: Tensor = self.output(rearrange(heads, "b h n d -> b n (h d)"))
+        return out
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: Any) -> tuple[Tensor, Any]:
         """q (B, H, N, D), k and v (B, K, N_k, D) → the heads' outputs (B, H, N, D) and the state after them."""

@@ -1,20 +1,23 @@
-"""Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, eq. 1) with rotary position embedding.
+"""Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, eq. 1) with every kind of position encoding.
 
-    out_m = Σ_n softmax_n( (R_m q_m)ᵀ (R_n k_n) · scale + bias_mn ) v_n
+    out_m = Σ_n softmax_n( (R_m q_m)ᵀ (R_n k_n) · scale + term_mn + bias_mn ) v_n
 
 The baseline: torch's scaled_dot_product_attention does the work (its flash kernel where the arguments allow), which
 needs O(N²) time.
+
+Letters: B batch, H heads of q, H_k heads of k and v, N queries, P positions before them, N_k keys, D, M head dims.
 """
 
+from functools import partial
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from lin_attn.ops.checks import check_key_mask, check_qkv, check_rotary
+from lin_attn.ops.softmax_core import attend, faded
 from lin_attn.ops.state import KVCache
-from lin_attn.positions import Rotary
+from lin_attn.positions import Rotary, ScorePositions, XPos
 
 
 @overload
@@ -23,7 +26,8 @@ def softmax_attention(
     k: Tensor,
     v: Tensor,
     *,
-    rotary: Rotary | None = ...,
+    rotary: Rotary | XPos | None = ...,
+    positions: ScorePositions | None = ...,
     bias: Tensor | None = ...,
     causal: bool = ...,
     key_mask: Tensor | None = ...,
@@ -39,7 +43,8 @@ def softmax_attention(
     k: Tensor,
     v: Tensor,
     *,
-    rotary: Rotary | None = ...,
+    rotary: Rotary | XPos | None = ...,
+    positions: ScorePositions | None = ...,
     bias: Tensor | None = ...,
     causal: bool = ...,
     key_mask: Tensor | None = ...,
@@ -54,7 +59,8 @@ def softmax_attention(
     k: Tensor,
     v: Tensor,
     *,
-    rotary: Rotary | None = None,
+    rotary: Rotary | XPos | None = None,
+    positions: ScorePositions | None = None,
     bias: Tensor | None = None,
     causal: bool = True,
     key_mask: Tensor | None = None,
@@ -70,13 +76,15 @@ def softmax_attention(
         q: queries, (B, H, N, D), floating point.
         k: keys, (B, H_k, N_k, D), with H a multiple of H_k and N_k = N if causal.
         v: values, (B, H_k, N_k, M).
-        rotary: rotates q and k, head_dim D; None for no rotation.
+        rotary: rotates q and k, head_dim D; with an XPos, which is for causal attention, pairs fade with distance as
+            well. None for no rotation.
+        positions: adds a term of q, k and their positions to the scores, and may add to the values; in q's dtype.
         bias: added to the scaled scores, broadcastable to (B, H, N, P + N_k) with P keys in the state; q's dtype.
         causal: query m sees the keys n ≤ m (and the state); otherwise all keys.
         key_mask: (B, N_k) bool, True where the key is real. A query that sees no key gets zeros.
         state: what an earlier call returned for the tokens before these: positions go on from its length.
         return_state: return the cache with these keys and values as well.
-        scale: factor of the scores, 1/√D by default.
+        scale: factor of q_mᵀ k_n; by default that of the positions, if given, and 1/√D otherwise.
 
     Returns:
         The output (B, H, N, M) in q's dtype, or that and a KVCache.
@@ -86,12 +94,14 @@ def softmax_attention(
     """
     check_qkv(q, k, v, causal=causal)
     check_key_mask(key_mask, k)
-    check_rotary(rotary, q.shape[-1])
+    check_rotary(rotary.rotary if isinstance(rotary, XPos) else rotary, q.shape[-1])
+    _check_positions(positions, rotary, causal)
     if state is not None:
         _check_cache(state, k, v)
     past = 0 if state is None else state.length
     if rotary is not None:
-        q, k = rotary(q, past), rotary(k, past)
+        turn = rotary.rotary if isinstance(rotary, XPos) else rotary
+        q, k = turn(q, past), turn(k, past)
     if state is not None:
         if key_mask is not None or state.key_mask is not None:
             key_mask = torch.cat((_mask_of(state.key_mask, state.k), _mask_of(key_mask, k)), dim=1)
@@ -99,32 +109,34 @@ def softmax_attention(
     if key_mask is not None:  # what is hidden may be anything, NaN too, which no mask of the scores would hide
         hidden = ~key_mask[:, None, :, None]
         k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
-    bias = _expanded(bias, q, k)
-
-    # One query at the end of the keys sees them all, and an unmasked square is what the kernels call causal: neither
-    # needs a mask in memory.
-    length, keys = q.shape[2], k.shape[2]
-    needs_tril = causal and length > 1
-    is_causal = needs_tril and past == 0 and key_mask is None and bias is None
-    visible: Tensor | None = None
-    if key_mask is not None:
-        visible = key_mask[:, None, None, :]
-    if needs_tril and not is_causal:
-        tril = torch.ones(length, keys, dtype=torch.bool, device=q.device).tril(past)
-        visible = tril if visible is None else visible & tril
-    # A row without keys would be 0/0. It is given all of them here, and its output is set to zero below, so that
-    # its gradients are zeros and not NaN.
-    blind = None if visible is None or key_mask is None else ~visible.any(-1, keepdim=True)
-    mask = visible if blind is None or visible is None else visible | blind
-    if bias is not None:
-        mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+    bias, values = _expanded(bias, q, k), None
+    if scale is None:
+        scale = q.shape[-1] ** -0.5 if positions is None else positions.scale(q.shape[-1])
     with torch.autocast(q.device.type, enabled=False):
-        out = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        if positions is not None and q.shape[2]:  # no queries have no scores
+            term = positions.scores(q, k, past)
+            bias = _expanded(term if bias is None else term + bias, q, k)
+            values = partial(positions.values, past=past) if positions.in_values else None
+        run = partial(attend, causal=causal, scale=scale, values=values)
+        if isinstance(rotary, XPos):
+            out = faded(run, rotary, q, k, v, bias=bias, key_mask=key_mask)
+        else:
+            out = run(q, k, v, bias=bias, key_mask=key_mask)
+    return (out, KVCache(k, v, k.shape[2], key_mask)) if return_state else out
+
+
+def _check_positions(positions: ScorePositions | None, rotary: Rotary | XPos | None, causal: bool) -> None:
+    if positions is not None:
+        if not isinstance(positions, ScorePositions):
+            raise ValueError(f"positions is a {type(positions).__name__}; wanted a ScorePositions or None")
+        if positions.causal and not causal:
+            raise ValueError("positions are for causal attention and causal is False; wanted positions of both signs")
+        if positions.in_values and isinstance(rotary, XPos):
+            raise ValueError("positions add to the values and rotary is an XPos; wanted one of the two")
+    if isinstance(rotary, XPos) and not causal:
+        raise ValueError(
+            "rotary is an XPos, which grows without bound ahead of a query; wanted causal=True or a Rotary"
         )
-    if blind is not None:
-        out = out.masked_fill(blind, 0)
-    return (out, KVCache(k, v, keys, key_mask)) if return_state else out
 
 
 def _mask_of(key_mask: Tensor | None, k: Tensor) -> Tensor:

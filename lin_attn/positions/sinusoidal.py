@@ -11,8 +11,8 @@ from torch import Tensor
 from lin_attn.positions.rotary import Rotary
 
 
-def sinusoidal(positions: Tensor, d_model: int) -> Tensor:
-    """The encodings of integer positions (…), as (…, d_model) in float32; angles are computed in float64.
+def sinusoidal(positions: Tensor, d_model: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The encodings of integer positions (…), as (…, d_model) in dtype; angles are computed in float64.
 
     Raises:
         ValueError: if d_model is odd or positions are not integers.
@@ -21,5 +21,5 @@ def sinusoidal(positions: Tensor, d_model: int) -> Tensor:
         raise ValueError(f"d_model is {d_model}; pairs of sine and cosine need a positive even number")
     if positions.is_floating_point() or positions.dtype == torch.bool:
         raise ValueError(f"positions has dtype {positions.dtype}; wanted integers, whose angles are exact")
-    cos, sin = Rotary(d_model).tables_at(positions, dtype=torch.float32)
+    cos, sin = Rotary(d_model).tables_at(positions, dtype=dtype)
     return torch.stack((sin, cos), dim=-1).flatten(-2)
