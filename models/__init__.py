@@ -1,4 +1,4 @@
-"""The zoo: language models around the attention of lin_attn, as Lightning modules.
+"""The zoo: models around the attention of lin_attn, as Lightning modules.
 
 Imported late, name by name: the command line answers before torch and lightning are loaded.
 """
@@ -8,11 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from models.causal_lm import CausalLM
+    from models.classifier import SequenceClassifier
     from models.config import NetworkConfig, OptimizerConfig
+    from models.encoder import EncoderConfig
+    from models.encoder_decoder import Seq2SeqConfig
+    from models.masked_lm import MaskedLM
+    from models.ranker import PairRanker
+    from models.seq2seq import Seq2Seq
 
-__all__ = ["CausalLM", "NetworkConfig", "OptimizerConfig"]
+__all__ = [
+    "CausalLM",
+    "EncoderConfig",
+    "MaskedLM",
+    "NetworkConfig",
+    "OptimizerConfig",
+    "PairRanker",
+    "Seq2Seq",
+    "Seq2SeqConfig",
+    "SequenceClassifier",
+]
 
-_HOMES = {"CausalLM": "causal_lm", "NetworkConfig": "config", "OptimizerConfig": "config"}
+_HOMES = {
+    "CausalLM": "causal_lm",
+    "EncoderConfig": "encoder",
+    "MaskedLM": "masked_lm",
+    "NetworkConfig": "config",
+    "OptimizerConfig": "config",
+    "PairRanker": "ranker",
+    "Seq2Seq": "seq2seq",
+    "Seq2SeqConfig": "encoder_decoder",
+    "SequenceClassifier": "classifier",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, TQDMProgressBar
+from torch import Tensor
 
 from lin_attn.data.blocks import IGNORED
 
@@ -50,8 +51,38 @@ def _steps_of(trainer: Trainer) -> int | None:
     return math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs
 
 
+class ExampleWriter(BasePredictionWriter):
+    """`predict` writes predictions.csv: a row an example, a column an entry of what the model predicts."""
+
+    def __init__(self) -> None:
+        super().__init__(write_interval="batch")
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the table."""
+        if trainer.world_size > 1:
+            raise ValueError(f"predict runs on {trainer.world_size} processes; wanted one, trainer.devices=1")
+        self._path = Path(trainer.log_dir or trainer.default_root_dir) / "predictions.csv"
+        os.makedirs(self._path.parent, exist_ok=True)
+        self._file = self._path.open("w", newline="")
+        self._rows, self._count = csv.writer(self._file), 0
+
+    def write_on_batch_end(self, trainer: Trainer, pl_module: LightningModule, prediction: Any, *_: Any) -> None:
+        """Adds the batch's examples; what is a row of numbers is written with spaces between."""
+        if self._count == 0:
+            self._rows.writerow(["example", *prediction])
+        columns = [x.tolist() if isinstance(x, Tensor) else x for x in prediction.values()]
+        for row in zip(*columns, strict=True):
+            self._rows.writerow([self._count, *(" ".join(map(str, x)) if isinstance(x, list) else x for x in row)])
+            self._count += 1
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Closes the table."""
+        self._file.close()
+        print(f"predictions of {self._count} examples: {self._path}")  # noqa: T201
+
+
 class PredictionWriter(BasePredictionWriter):
-    """`predict` writes predictions.csv: a row a document, with what was scored of it: targets, bytes and bits."""
+    """`predict` writes predictions.csv for a language model: a row a document, with its targets, bytes and bits."""
 
     def __init__(self) -> None:
         super().__init__(write_interval="batch")

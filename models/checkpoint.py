@@ -2,11 +2,16 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 
+import models
 from models.causal_lm import CausalLM
+from models.training import TrainedModel
+
+Model = TypeVar("Model", bound=TrainedModel)
+CLASSES = ("CausalLM", "MaskedLM", "PairRanker", "Seq2Seq", "SequenceClassifier")
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -46,18 +51,37 @@ def newest_checkpoint(paths: Iterable[Path]) -> Path | None:
     return None
 
 
-def load_checkpoint(path: str | Path, *, device: torch.device | str = "cpu") -> CausalLM:
+def class_of(checkpoint: dict[str, Any]) -> str:
+    """The name of the class that a checkpoint is of; the first ones did not say it."""
+    return str(checkpoint.get("model_class", "CausalLM"))
+
+
+@overload
+def load_checkpoint(path: str | Path, *, device: torch.device | str = ...) -> CausalLM: ...
+
+
+@overload
+def load_checkpoint(path: str | Path, *, device: torch.device | str = ..., kind: type[Model]) -> Model: ...
+
+
+def load_checkpoint(
+    path: str | Path, *, device: torch.device | str = "cpu", kind: type[TrainedModel] = CausalLM
+) -> TrainedModel:
     """The model of a checkpoint that `fit` wrote, in evaluation mode, with its tokenizer.
 
     Args:
         path: the .ckpt file.
         device: where the model goes.
+        kind: the class that is wanted; TrainedModel for any.
 
     Raises:
-        ValueError: if it cannot be read, or its weights do not fit its own configuration.
+        ValueError: if it cannot be read, is of another class, or its weights do not fit its own configuration.
     """
     checkpoint = read_checkpoint(path)
-    model = CausalLM(**checkpoint["hyper_parameters"])
+    found = getattr(models, class_of(checkpoint))
+    if not issubclass(found, kind):
+        raise ValueError(f"{path} is a checkpoint of a {found.__name__}; wanted one of a {kind.__name__}")
+    model: TrainedModel = found(**checkpoint["hyper_parameters"])
     try:
         model.load_state_dict(checkpoint["state_dict"], strict=True)
     except RuntimeError as error:
@@ -74,6 +98,7 @@ def _read(path: Path) -> dict[str, Any]:
     except Exception as error:  # what the reader makes of arbitrary bytes has no common type
         raise ValueError(f"{path} cannot be read as a checkpoint; it is truncated or of another kind") from error
     groups = checkpoint.get("hyper_parameters") if isinstance(checkpoint, dict) else None
-    if not isinstance(groups, dict) or set(groups) != {"network", "optimizer"} or "state_dict" not in checkpoint:
-        raise ValueError(f"{path} is no checkpoint of a language model; wanted one written by lin-attn fit")
+    ours = isinstance(groups, dict) and {"network", "optimizer"} <= set(groups) and "state_dict" in checkpoint
+    if not ours or class_of(checkpoint) not in CLASSES:
+        raise ValueError(f"{path} is no checkpoint of a model of this zoo; wanted one written by lin-attn fit")
     return checkpoint

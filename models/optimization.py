@@ -1,4 +1,4 @@
-"""The optimizer and its schedule: AdamW with decay on matrices, linear warm-up, cosine decay, one update a step."""
+"""The optimizer and its schedule: AdamW with decay on matrices, linear warm-up, a schedule, one update a step."""
 
 import math
 
@@ -33,13 +33,26 @@ def split_by_decay(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Param
 
 
 def build_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig, max_steps: int) -> LambdaLR:
-    """The factor of lr at each step: see `lr_factor`."""
-    return LambdaLR(optimizer, lambda step: lr_factor(step, config.warmup_steps, max_steps, config.min_lr_ratio))
+    """The factor of lr at each step: see `lr_factor`; max_steps matters to schedules that have an end."""
+
+    def factor(step: int) -> float:
+        return lr_factor(step, config.warmup_steps, max_steps, config.min_lr_ratio, config.schedule)
+
+    return LambdaLR(optimizer, factor)
 
 
-def lr_factor(step: int, warmup_steps: int, max_steps: int, min_ratio: float) -> float:
-    """Rises linearly to 1 over the warm-up, then falls along half a cosine to min_ratio at max_steps, and stays."""
+def lr_factor(step: int, warmup_steps: int, max_steps: int, min_ratio: float, schedule: str = "cosine") -> float:
+    """Rises linearly to 1 over the warm-up; what follows says the schedule.
+
+    "cosine": half a cosine down to min_ratio at max_steps, where it stays; "linear": a line to the same end;
+    "inverse_sqrt": √(warmup_steps / (step + 1)), which is 1 at the warm-up's last step; "constant": 1.
+    """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    if schedule == "inverse_sqrt":
+        return math.sqrt(warmup_steps / (step + 1))
     progress = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
-    return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+    remaining = 1 - progress if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return min_ratio + (1 - min_ratio) * remaining

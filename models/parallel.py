@@ -13,10 +13,12 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from models.decoder import Decoder
+from models.embedding import TokenNetwork
 
 
-def arrange(network: Decoder, *, activation_checkpointing: bool, torch_compile: bool, mesh: DeviceMesh | None) -> None:
+def arrange(
+    network: nn.Module, *, activation_checkpointing: bool, torch_compile: bool, mesh: DeviceMesh | None
+) -> None:
     """Arranges a network in place: names of parameters stay the same.
 
     Args:
@@ -30,9 +32,12 @@ def arrange(network: Decoder, *, activation_checkpointing: bool, torch_compile: 
     Raises:
         ValueError: for a mesh that splits tensors.
     """
-    network.activation_checkpointing = activation_checkpointing
+    stacks = [module for module in network.modules() if isinstance(module, TokenNetwork)]
+    blocks = [block for stack in stacks for block in stack.blocks]
+    for stack in stacks:
+        stack.activation_checkpointing = activation_checkpointing
     if torch_compile:
-        for block in network.blocks:
+        for block in blocks:
             block.compile()
     if mesh is not None:
         from torch.distributed.fsdp import fully_shard
@@ -42,7 +47,7 @@ def arrange(network: Decoder, *, activation_checkpointing: bool, torch_compile: 
                 f"the strategy's tensor_parallel_size is {mesh['tensor_parallel'].size()}; wanted 1, and "
                 "data_parallel_size the number of processes: networks are sharded by fully_shard alone"
             )
-        for module in (*network.blocks, network):
+        for module in (*blocks, network):
             fully_shard(module, mesh=mesh["data_parallel"])
 
 

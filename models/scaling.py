@@ -17,10 +17,11 @@ from lin_attn.attention import LinearAttention
 from lin_attn.scaling.cost import Cost, cost
 from lin_attn.scaling.plan import Point
 from lin_attn.scaling.subjects import Operation, check_kernel, kernel, random_state
+from models.blocks import FeedForward
 from models.checkpoint import load_checkpoint
 from models.cli.configs import find_config
 from models.config import NetworkConfig, as_config
-from models.decoder import Decoder, DecoderState, FeedForward
+from models.decoder import Decoder, DecoderState
 from models.loss import cross_entropy_sum
 
 SUBJECT = "models.scaling:language_model"

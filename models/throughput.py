@@ -61,7 +61,8 @@ class Throughput(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measures the ceiling and starts the clock."""
         self._step = trainer.global_step
-        if isinstance(config := getattr(pl_module, "network_config", None), NetworkConfig):
+        config = getattr(pl_module, "network_config", None)
+        if type(config) is NetworkConfig:  # a decoder's operations are known
             self._ceiling = matmul_rate(
                 step_point(config, 1, 1, pl_module.device.type, str(trainer.precision)),
                 size=8192 if pl_module.device.type == "cuda" else 1024,
@@ -83,9 +84,10 @@ class Throughput(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Tensor], batch_idx: int
     ) -> None:
         """Counts the batch, and logs after the last batch of a step at the interval."""
-        rows, length = batch["tokens"].shape
-        self._tokens += rows * length * trainer.world_size
+        keys: tuple[str, ...] = pl_module.token_keys  # type: ignore[assignment]
+        self._tokens += sum(batch[key].numel() for key in keys) * trainer.world_size
         if self._ceiling:
+            rows, length = batch["tokens"].shape
             self._flops += training_flops(pl_module.network_config, rows, length)  # type: ignore[arg-type]
         interval, step = trainer.log_every_n_steps, trainer.global_step  # type: ignore[attr-defined]
         if interval and step % interval == 0 and step != self._step:

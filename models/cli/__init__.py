@@ -14,6 +14,8 @@ COMMANDS = {
     "generate": ("generate", "continue a prompt with a checkpoint"),
     "data": ("data", "prepare a corpus and tell what is in it"),
     "scale": ("scale", "measure time and memory against sequence length"),
+    "average": ("average", "average the weights of checkpoints"),
+    "figures": ("figures", "draw the figures of the RoFormer paper that need no training"),
     "env": ("env", "print versions, devices, and which backends are usable"),
 }
 

@@ -7,9 +7,11 @@ import logging
 import sys
 import warnings
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -17,14 +19,15 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
-from models.callbacks import PredictionWriter, RunProgressBar
-from models.checkpoint import newest_checkpoint, read_checkpoint
+from models.callbacks import ExampleWriter, PredictionWriter, RunProgressBar
+from models.causal_lm import CausalLM
+from models.checkpoint import class_of, newest_checkpoint, read_checkpoint
 from models.checkpoint_io import AtomicCheckpointIO
 from models.cli import innermost
 from models.cli.configs import find_config
 from models.hardware import default_precision
 from models.last_checkpoint import LastCheckpoint
-from models.report import report_run
+from models.report import BITS_PER_BYTE, report_run
 from models.throughput import FetchTimer, Throughput
 
 
@@ -52,7 +55,7 @@ class TrainingCLI(LightningCLI):
             {
                 "model": {"class_path": "models.CausalLM"},
                 "data": {"class_path": "lin_attn.data.TextCorpus"},
-                "checkpoint.monitor": "val/bits_per_byte",
+                "checkpoint.monitor": BITS_PER_BYTE,
                 "checkpoint.filename": "best",
                 "checkpoint.enable_version_counter": False,
                 "trainer.default_root_dir": "runs",
@@ -74,19 +77,29 @@ class TrainingCLI(LightningCLI):
         """Names the saved configuration by stage, so that `validate` spares that of `fit`; adds the callbacks."""
         self.save_config_kwargs = {"config_filename": f"{self.subcommand}.yaml", "overwrite": True}
         trainer = self._get(self.config, "trainer")
+        self._monitor_a_figure_of_the_model()
         if trainer["gradient_clip_val"] is not None:
             raise ValueError(
                 f"trainer.gradient_clip_val is {trainer['gradient_clip_val']}; wanted optimizer.clip of the model, "
                 "which clips fused optimizers under mixed precision too"
             )
-        callbacks: list[Callback] = [Throughput(), PredictionWriter()]
+        callbacks: list[Callback] = [Throughput()]
         if trainer["enable_progress_bar"] is not False and "ProgressBar" not in str(trainer["callbacks"]):
             callbacks.append(RunProgressBar())
         self.trainer_defaults = {"callbacks": callbacks}
 
+    def _monitor_a_figure_of_the_model(self) -> None:
+        """Bits per byte, which is the default, are a figure of causal language models; the loss is one of all."""
+        checkpoint = self._get(self.config, "checkpoint")
+        kind = find_class(self._get(self.config, "model")["class_path"])
+        if checkpoint["monitor"] == BITS_PER_BYTE and not issubclass(kind, CausalLM):
+            checkpoint["monitor"] = "val/loss"
+
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """A trainer that logs to CSV and TensorBoard in one folder, unless the configuration names its loggers."""
         configured = self._get(self.config_init, "trainer")
+        writer = PredictionWriter() if isinstance(self.model, CausalLM) else ExampleWriter()
+        self.trainer_defaults["callbacks"].append(writer)
         if configured["logger"] in (None, True):
             root = configured["default_root_dir"]
             version = claim_version(Path(root))
@@ -104,7 +117,7 @@ class TrainingCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def _parse_ckpt_path(self) -> None:
-        """A checkpoint's own network and optimizer go before the configuration's; each difference is printed."""
+        """A checkpoint's own class and arguments go before the configuration's; each difference is printed."""
         if not self.config.get("subcommand"):
             return
         arguments = self.config[self.config["subcommand"]]
@@ -115,14 +128,18 @@ class TrainingCLI(LightningCLI):
             raise ValueError("ckpt_path is not given, and an untrained model is not worth it; wanted --ckpt_path FILE")
         if path is None:
             return
-        saved = read_checkpoint(path)["hyper_parameters"]
+        checkpoint = read_checkpoint(path)
+        saved, name = checkpoint["hyper_parameters"], class_of(checkpoint)
         given = arguments["model"].get("init_args", {})
-        for group, values in saved.items():
-            for name, value in values.items():
-                was = given[group][name] if group in given and name in given[group] else None
-                if (list(was) if isinstance(was, tuple) else was) != value:
-                    say(f"{path} was made with {group}.{name}={value}, which replaces {was}")
-        model = {"class_path": arguments["model"]["class_path"], "init_args": saved}
+        class_path = arguments["model"]["class_path"]
+        if class_path.rpartition(".")[2] != name:
+            say(f"{path} is of models.{name}, which replaces {class_path}")
+            class_path, given = f"models.{name}", saved
+        for key, value in flat(saved).items():
+            was = flat(given).get(key)
+            if (list(was) if isinstance(was, tuple) else was) != value:
+                say(f"{path} was made with {key}={value}, which replaces {was}")
+        model = {"class_path": class_path, "init_args": saved}
         self.config = self.parser.parse_object({self.config["subcommand"]: {"model": model}}, self.config)
 
     def _newest_checkpoint(self, arguments: Any) -> str | None:
@@ -138,6 +155,23 @@ class TrainingCLI(LightningCLI):
     def after_fit(self) -> None:
         """Says what was reached and where it lies."""
         report_run(self.trainer, self.model)
+
+
+def find_class(path: str) -> type:
+    """The class that a configuration names by its module and its name."""
+    module, _, name = path.rpartition(".")
+    found: type = getattr(import_module(module), name)
+    return found
+
+
+def flat(arguments: Namespace | dict[str, Any]) -> dict[str, Any]:
+    """A model's arguments, those in groups as group.name."""
+    plain = arguments.as_dict() if isinstance(arguments, Namespace) else arguments
+    found: dict[str, Any] = {}
+    for name, value in plain.items():
+        fields = {f"{name}.{field}": entry for field, entry in value.items()} if isinstance(value, dict) else None
+        found |= {name: value} if fields is None else fields
+    return found
 
 
 def main(command: str, arguments: list[str]) -> None:

@@ -244,9 +244,9 @@ def test_two_processes_train_and_report_once(books, tmp_path):
     run_folder = tmp_path / "runs" / "debug" / "version_0"
     model = load_checkpoint(run_folder / "checkpoints" / "last.ckpt")
     data = TextCorpus(str(books), block_length=64, batch_size=8, cache_dir=str(tmp_path / "cache"))
-    metric = model.val_metric
+    metric = model.new_metric("val")
     for batch in data.val_dataloader():
-        model._evaluate(batch, metric)
+        model.evaluate(batch, metric)
     wanted = metric.compute()["bits_per_byte"].item()
     assert last_figure(run_folder / "metrics.csv", "val/bits_per_byte") == pytest.approx(
         wanted, rel=1e-6

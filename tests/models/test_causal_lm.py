@@ -6,7 +6,11 @@ import torch.nn.functional as F
 
 from lin_attn import Rotary, linear_attention, softmax_attention
 from lin_attn.data import ByteTokenizer
+from lin_attn.ops import xpos_linear_attention
+from lin_attn.positions import RopeScaling, XPos
 from models import CausalLM, NetworkConfig
+from models.optimization import split_by_decay
+from tests.positions import oracles
 
 VOCAB = 31
 SIZES = {"vocab_size": VOCAB, "d_model": 24, "n_layers": 2, "n_heads": 4}
@@ -18,9 +22,27 @@ NETWORKS = {
     "linear learned": {"position": "learned", "max_length": 64},
     "linear bare": {"normalize": False, "output_norm": True, "feature_map": "exp"},
     "linear grouped": {"n_kv_heads": 2, "ffn": "swiglu", "norm": "rms", "tie_embeddings": False},
+    "linear post-norm": {"norm_position": "post", "bias": True, "ffn": "relu", "norm_eps": 0.1},
     "softmax rope": {"attention": "softmax"},
     "softmax sinusoidal": {"attention": "softmax", "position": "sinusoidal"},
+    "linear rope partial": {"rotary_dim": 2, "rope_base": 500.0},
+    "linear xpos": {"position": "xpos", "decay_base": 4.0},
+    "softmax rope scaled": {"attention": "softmax", "rope_scaling": "ntk", "rope_factor": 2.0},
+    "softmax xpos": {"attention": "softmax", "position": "xpos", "decay_base": 4.0},
+    "softmax shaw": {"attention": "softmax", "position": "shaw", "max_distance": 4},
+    "softmax transformer_xl": {"attention": "softmax", "position": "transformer_xl"},
+    "softmax t5": {"attention": "softmax", "position": "t5", "max_distance": 12, "n_buckets": 8, "n_kv_heads": 2},
+    "softmax deberta": {"attention": "softmax", "position": "deberta", "max_distance": 8},
+    "softmax alibi": {"attention": "softmax", "position": "alibi"},
     "softmax grouped": {"attention": "softmax", "n_kv_heads": 1, "output_norm": True, "norm": "rms"},
+}
+LOOPS = {
+    "xpos": lambda module, config: oracles.xpos(XPos(config.d_model // config.n_heads, decay_base=config.decay_base)),
+    "shaw": lambda module, config: oracles.shaw(module),
+    "transformer_xl": lambda module, config: oracles.transformer_xl(module),
+    "t5": lambda module, config: oracles.t5(module, config.n_buckets, config.max_distance, scaled=True),
+    "deberta": lambda module, config: oracles.deberta(module),
+    "alibi": lambda module, config: oracles.alibi([1 / 4, 1 / 16, 1 / 64, 1 / 256]),
 }
 # Float64, so that what is equal in exact arithmetic is equal to rounding, whatever the order of sums.
 EQUAL = {"rtol": 1e-9, "atol": 1e-9}
@@ -46,29 +68,37 @@ def by_hand(model, tokens):
         if config.norm == "rms":
             return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.weight
         x = x - x.mean(-1, keepdim=True)
-        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * module.weight + module.bias
+        return x / (x.square().mean(-1, keepdim=True) + (config.norm_eps or 1e-5)).sqrt() * module.weight + module.bias
+
+    def project(x, module):
+        return x @ module.weight.T + (module.bias if config.bias else 0)
 
     def heads(x, projection):
-        return (x @ projection.weight.T).unflatten(-1, (-1, D)).transpose(1, 2)
+        return project(x, projection).unflatten(-1, (-1, D)).transpose(1, 2)
 
-    def mix(q, k, v):
-        rotary = Rotary(D) if config.position == "rope" else None
+    def mix(q, k, v, module):
+        scaling = None if config.rope_scaling == "none" else RopeScaling(config.rope_scaling, config.rope_factor)
+        rotary = Rotary(D, config.rope_base, config.rotary_dim, scaling) if config.position == "rope" else None
+        if config.position == "xpos" and config.attention == "linear":
+            return xpos_linear_attention(q, k, v, xpos=XPos(D, decay_base=config.decay_base), backend="reference")
+        if config.position in LOOPS:
+            return LOOPS[config.position](module.encoding, config)(q, k, v)
         if config.attention == "softmax":
             return softmax_attention(q, k, v, rotary=rotary)
         options = {"feature_map": config.feature_map, "normalize": config.normalize, "rope": config.rope}
         return linear_attention(q, k, v, rotary=rotary, backend="reference", **options)
 
     def attend(x, module):
-        out = mix(*(heads(x, projection) for projection in (module.query, module.key, module.value)))
+        out = mix(*(heads(x, projection) for projection in (module.query, module.key, module.value)), module)
         if config.output_norm:
             out = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.output_norm.weight
-        return out.transpose(1, 2).flatten(2) @ module.output.weight.T
+        return project(out.transpose(1, 2).flatten(2), module.output)
 
     def feed_forward(x, module):
-        inner = x @ module.inner.weight.T
-        if config.ffn == "gelu":
-            return F.gelu(inner) @ module.output.weight.T
-        return (F.silu(x @ module.gate.weight.T) * inner) @ module.output.weight.T
+        inner = project(x, module.inner)
+        if config.ffn == "swiglu":
+            return project(F.silu(project(x, module.gate)) * inner, module.output)
+        return project(F.gelu(inner) if config.ffn == "gelu" else inner.relu(), module.output)
 
     x = net.embedding.weight[tokens]
     if config.position == "learned":
@@ -79,17 +109,21 @@ def by_hand(model, tokens):
         )
         x = x * config.d_model**0.5 + torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).double()
     for block in net.blocks:
+        if config.norm_position == "post":
+            x = norm(x + attend(x, block.attention), block.attention_norm)
+            x = norm(x + feed_forward(x, block.feed_forward), block.feed_forward_norm)
+            continue
         x = x + attend(norm(x, block.attention_norm), block.attention)
         x = x + feed_forward(norm(x, block.feed_forward_norm), block.feed_forward)
     head = net.embedding.weight if config.tie_embeddings else net.head.weight
-    return norm(x, net.norm) @ head.T
+    return (norm(x, net.norm) if config.norm_position == "pre" else x) @ head.T
 
 
 def test_the_network_is_what_its_configuration_says(model, tokens):
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if model.network_config.position == "sinusoidal" else EQUAL
-    with torch.no_grad():  # scales that are all one would hide one that is not applied
+    with torch.no_grad():  # scales of one and biases of zero would hide one that is not applied
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or name.endswith("bias"):
                 parameter.uniform_(0.5, 1.5)
     torch.testing.assert_close(model(tokens), by_hand(model, tokens), **tolerance)
 
@@ -272,11 +306,54 @@ def test_compiled_network_gives_the_same_logits(name, length):
         ({"position": "learned"}, "max_length"),
         ({"max_length": 10}, "max_length"),
         ({"d_model": "24"}, "network"),
+        ({"rotary_dim": 5}, "rotary_dim"),
+        ({"rope_base": 0.0}, "rope_base"),
+        ({"rope_scaling": "linear"}, "rope_factor"),
+        ({"rope_factor": 2.0}, "rope_factor"),
+        ({"rope_scaling": "dynamic", "rope_factor": 2.0}, "rope_scaling"),
+        ({"position": "none", "rope_base": 100.0}, "rope_base"),
+        ({"decay_base": 4.0}, "decay_base"),
+        ({"position": "xpos", "rope": "before"}, "rope"),
+        ({"max_distance": 4}, "max_distance"),
+        ({"attention": "softmax", "position": "shaw", "n_buckets": 4}, "n_buckets"),
+        ({"attention": "softmax", "position": "transformer_xl", "memory_length": 4}, "segment_length"),
+        ({"attention": "softmax", "position": "t5", "memory_length": 4, "segment_length": 4}, "memory_length"),
     ],
 )
 def test_a_wrong_or_idle_field_is_refused_by_name(fields, named):
     with pytest.raises(ValueError, match=named):
         CausalLM(network=SIZES | fields)
+
+
+@pytest.mark.parametrize("position", ["shaw", "transformer_xl", "t5", "deberta", "alibi"])
+def test_linear_attention_refuses_terms_of_the_scores_and_says_what_is_possible(position):
+    with pytest.raises(ValueError, match=r"never forms; wanted one of rope, xpos, sinusoidal, learned, none"):
+        CausalLM(network=SIZES | {"position": position})
+
+
+def test_layers_share_what_their_papers_share():
+    def positions(name):
+        blocks = CausalLM(network=SIZES | {"attention": "softmax", "position": name}).network.blocks
+        return [block.attention.encoding for block in blocks]
+
+    first, second = positions("t5")
+    assert first is second
+    first, second = positions("deberta")
+    assert first.positions is second.positions
+    assert first.key.weight is not second.key.weight
+    for name in ("shaw", "transformer_xl"):
+        first, second = positions(name)
+        assert all(a is not b for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_weight_decay_is_for_the_projections_of_positions_and_not_for_their_tables():
+    decayed = {"transformer_xl": {"projection.weight"}, "deberta": {"key.weight", "query.weight"}}
+    for name in ("shaw", "transformer_xl", "t5", "deberta"):
+        model = CausalLM(network=SIZES | {"attention": "softmax", "position": name})
+        shrinking = {id(parameter) for parameter in split_by_decay(model)[0]}
+        encoding = model.network.blocks[0].attention.encoding
+        found = {path for path, parameter in encoding.named_parameters() if id(parameter) in shrinking}
+        assert found == decayed.get(name, set())
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def _reduce(path):
     for i in range(rank, 10, 2):
         metric.update(torch.tensor(2.0**24 + i, dtype=torch.float64), 2**24 + 1, 3)
     loss = metric.compute()
-    torch.save({"loss": loss["loss"], "tokens": metric.tokens}, path / f"{rank}.pt")
+    torch.save({"loss": loss["loss"], "tokens": metric.count}, path / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 

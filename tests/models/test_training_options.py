@@ -72,7 +72,7 @@ def test_the_gradient_of_an_accumulated_step_is_that_of_one_batch_of_all_its_tar
 def test_a_step_taken_up_again_in_its_middle_has_the_same_gradient():
     """Also by another number of processes than it was begun with."""
     model, step = fresh(), StepLoss()
-    nll, count = (sum(one) for one in zip(*(model._nll(batch) for batch in batches(2)), strict=True))
+    nll, count = (sum(one) for one in zip(*(model.loss_sum(batch) for batch in batches(2)), strict=True))
     (step.add(nll, count) / 4).backward()
     state = step.state_dict(model, 4)
     gradients = [parameter.grad.clone() for parameter in model.parameters()]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lin_attn.data.blocks import IGNORED
 from models import CausalLM
 from models.config import OptimizerConfig
-from models.loss import CHUNK, cross_entropy_sum, token_nll
+from models.loss import CHUNK, cross_entropy_sum, token_nll, token_scores
 from models.metrics import LanguageModelMetric
 from models.optimization import build_optimizer, lr_factor, split_by_decay
 from models.sampling import sample
@@ -34,6 +34,23 @@ def test_chunked_cross_entropy_equals_that_of_torch_in_value_and_gradient():
     ):
         assert (got - exact).norm() / exact.norm() < 1e-5  # float32
     torch.testing.assert_close(token_nll(hidden, weight, targets).double().sum(), loss.detach() * 100)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_label_smoothing_and_the_heads_bias_are_those_of_torch_in_value_and_gradient(smoothing):
+    hidden, weight, targets = problem()
+    bias = torch.randn(50, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    loss = cross_entropy_sum(hidden, weight, targets, bias, smoothing) / 100
+    logits = F.linear(hidden.double(), weight.double(), bias.double())
+    wanted = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing) / 100
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    leaves = (hidden, weight, bias)
+    for got, exact in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(wanted, leaves), strict=True):
+        assert (got - exact).norm() / exact.norm() < 1e-5  # float32
+    nll, hits = token_scores(hidden, weight, targets, bias)
+    assert torch.equal(hits, F.linear(hidden, weight, bias).argmax(-1) == targets)
+    exact = F.cross_entropy(logits, targets, reduction="none").float()
+    torch.testing.assert_close(nll, exact, rtol=1e-5, atol=1e-5)
 
 
 def test_chunked_cross_entropy_under_autocast_is_near_and_of_the_parameters_dtype():
