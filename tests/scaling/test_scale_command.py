@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,9 @@ def test_stopped_by_ctrl_c_it_keeps_what_is_done_and_goes_on_there(tmp_path):
     command = [*COMMAND, *SMALL, "--attention", "linear", "--phase", "forward", "--out", str(tmp_path)]
     command += ["--lengths", "16:128"]
     table = tmp_path / "scaling.csv"
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    # A shell's background jobs, this suite among them, may ignore Ctrl-C, and so would their children.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (table.exists() and len(read_rows(table)) >= 1):
         time.sleep(0.05)
