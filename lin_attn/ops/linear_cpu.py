@@ -5,7 +5,6 @@ is opaque to torch.compile and torch.export.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 from lin_attn.feature_maps import FeatureMap
 from lin_attn.kernels import cpu
 from lin_attn.kernels.cpu.calls import empty_rows
+from lin_attn.ops.linear_chunked import differentiate
 from lin_attn.ops.linear_reference import Rotation, Sums, least
 
 
@@ -75,49 +75,8 @@ def _is_bare(*tensors: Tensor) -> bool:
     return all(type(x) is Tensor and not (grad and x.requires_grad) and not x.is_neg() for x in tensors)
 
 
-@torch.library.custom_op("lin_attn::linear_cpu", mutates_args=(), device_types="cpu")
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    kv: Tensor,
-    k_sum: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    feature_map: str,
-    rope: str,
-    normalize: bool,
-    causal: bool,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return cpu.forward(q, k, v, key_mask, kv, k_sum, cos, sin, feature_map, rope, normalize, causal, eps)
-
-
-@torch.library.custom_op("lin_attn::linear_cpu_backward", mutates_args=(), device_types="cpu")
-def _backward(
-    grad_out: Tensor,
-    grad_kv: Tensor,
-    grad_k_sum: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    kv: Tensor,
-    k_sum: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    denominators: Tensor,
-    feature_map: str,
-    rope: str,
-    normalize: bool,
-    causal: bool,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return cpu.backward(
-        *(grad_out, grad_kv, grad_k_sum, q, k, v, key_mask, kv, k_sum, cos, sin, denominators),
-        *(feature_map, rope, normalize, causal, eps),
-    )
+_forward = torch.library.custom_op("lin_attn::linear_cpu", cpu.forward, mutates_args=(), device_types="cpu")
+_backward = torch.library.custom_op("lin_attn::linear_cpu_backward", cpu.backward, mutates_args=(), device_types="cpu")
 
 
 @_forward.register_fake
@@ -131,20 +90,7 @@ def _(grad_out, grad_kv, grad_k_sum, q, k, v, key_mask, kv, k_sum, *_):  # type:
     return *(empty_rows(x, x.shape[3]) for x in (q, k, v)), kv.new_empty(kv.shape), k_sum.new_empty(k_sum.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    ctx.options = inputs[8:]
-    ctx.save_for_backward(*inputs[:8], output[1])
-
-
-def _grad(ctx: Any, grad_out: Tensor, _: Tensor, grad_kv: Tensor, grad_k_sum: Tensor) -> tuple[Tensor | None, ...]:
-    with torch.autocast(grad_out.device.type, enabled=False):
-        grad_q, grad_k, grad_v, grad_kv, grad_k_sum = _backward(
-            grad_out, grad_kv, grad_k_sum, *ctx.saved_tensors, *ctx.options
-        )
-    return grad_q, grad_k, grad_v, None, grad_kv, grad_k_sum, None, None, *[None] * 5
-
-
-_forward.register_autograd(_grad, setup_context=_save)
+differentiate(_forward, _backward)
 
 
 # Operations of matrix products, two for each multiplication and its addition, as if the half of a chunk's scores that

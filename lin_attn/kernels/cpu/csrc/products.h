@@ -140,12 +140,7 @@ inline void transpose(const float* x, Index ld, Index rows, Index columns, float
     }
 }
 
-// x (rows × columns, row stride ld) as float32 to y in P, the rows of a right operand: for bf16, rows 2i and 2i + 1
-// interleaved; a missing last row is zero.
-inline void pack(const float* x, Index ld, Index rows, Index columns, float* y) {
-    for (Index i = 0; i < rows; ++i) std::memcpy(y + i * columns, x + i * ld, columns * sizeof(float));
-}
-
+// x (rows × columns, row stride ld) to y as a right operand: rows 2i and 2i + 1 interleaved; a missing last row is zero.
 inline void pack(const float* x, Index ld, Index rows, Index columns, bf16* y) {
     for (Index i = 0; i < rows; i += 2) {
         for (Index j = 0; j < columns; j += W) {

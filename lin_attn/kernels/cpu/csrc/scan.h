@@ -287,10 +287,13 @@ class Scan {
     }
 
     Right<P> right(const float* x, Index rows, Index columns) {
-        if constexpr (sizeof(P) == sizeof(float)) return {x, columns};
-        P* y = take_operand(rows * columns);
-        pack(x, columns, rows, columns, y);
-        return {y, columns};
+        if constexpr (sizeof(P) == sizeof(float)) {
+            return {x, columns};
+        } else {
+            P* y = take_operand(rows * columns);
+            pack(x, columns, rows, columns, y);
+            return {y, columns};
+        }
     }
 
     // Of xᵀ, x (rows, columns).
