@@ -102,13 +102,13 @@ def softmax_attention(
     if rotary is not None:
         turn = rotary.rotary if isinstance(rotary, XPos) else rotary
         q, k = turn(q, past), turn(k, past)
-    if state is not None:
-        if key_mask is not None or state.key_mask is not None:
-            key_mask = torch.cat((_mask_of(state.key_mask, state.k), _mask_of(key_mask, k)), dim=1)
-        k, v = torch.cat((state.k, k), dim=2), torch.cat((state.v, v), dim=2)
     if key_mask is not None:  # what is hidden may be anything, NaN too, which no mask of the scores would hide
         hidden = ~key_mask[:, None, :, None]
         k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+    if state is not None:  # whose hidden keys are zeros already
+        if key_mask is not None or state.key_mask is not None:
+            key_mask = torch.cat((_mask_of(state.key_mask, state.k), _mask_of(key_mask, k)), dim=1)
+        k, v = torch.cat((state.k, k), dim=2), torch.cat((state.v, v), dim=2)
     bias, values = _expanded(bias, q, k), None
     if scale is None:
         scale = q.shape[-1] ** -0.5 if positions is None else positions.scale(q.shape[-1])
