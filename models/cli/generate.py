@@ -17,7 +17,14 @@ def parser() -> argparse.ArgumentParser:
         prog="lin-attn generate",
         description="Continue a prompt. Memory does not grow with the text where the model's attention is linear.",
     )
-    parser.add_argument("--checkpoint", required=True, help="a .ckpt file written by lin-attn fit")
+    parser.add_argument(
+        "--model",
+        "--checkpoint",
+        dest="model",
+        required=True,
+        help="a .ckpt file written by lin-attn fit, a folder of save_pretrained, the name of a checkpoint that comes "
+        "with lin-attn, or OWNER/NAME of the Hugging Face hub",
+    )
     parser.add_argument("--prompt", default="", help="text to continue; by default a new document is begun")
     parser.add_argument("--max-new-tokens", type=int, default=500, help="tokens to add at most (default: %(default)s)")
     parser.add_argument(
@@ -38,7 +45,7 @@ def main(command: str, arguments: list[str]) -> None:
         raise ValueError("--stop is empty; wanted a text")
     import torch
 
-    from models.checkpoint import load_checkpoint
+    from models import CausalLM, from_pretrained
 
     device = options.device
     if device == "auto":
@@ -49,7 +56,7 @@ def main(command: str, arguments: list[str]) -> None:
         raise ValueError(
             f"--device is {device}, which this torch cannot use; `lin-attn env` lists what it can"
         ) from error
-    model = load_checkpoint(options.checkpoint, device=device)
+    model = from_pretrained(options.model, device=device, kind=CausalLM)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of few characters
     sys.stdout.write(options.prompt)
