@@ -117,9 +117,11 @@ def read_folder(
     config = read_config(folder)
     if not issubclass(getattr(models, config["class"]), kind):
         raise ValueError(f"{folder} holds a {config['class']}; wanted a {kind.__name__}")
-    layers, tensors = config["network"].get("n_layers"), len(read_shapes(folder / WEIGHTS))
-    if not isinstance(layers, int) or layers > tensors:  # before so many layers are made
-        raise ValueError(f"{folder / CONFIG}: network.n_layers is {layers!r}, and {WEIGHTS} has {tensors} tensors")
+    tensors = len(read_shapes(folder / WEIGHTS))
+    for name in ("n_layers", "n_decoder_layers"):  # before so many layers are made
+        layers = config["network"].get(name)
+        if isinstance(layers, int) and layers > tensors:
+            raise ValueError(f"{folder / CONFIG}: network.{name} is {layers}, and {WEIGHTS} has {tensors} tensors")
     model = build(config, folder / CONFIG)
     stored = DTYPES[config["dtype"]]
     wanted = torch.promote_types(stored, torch.float32) if dtype is None else dtype

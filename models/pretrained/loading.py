@@ -25,7 +25,7 @@ from models.training import TrainedModel
 Model = TypeVar("Model", bound=TrainedModel)
 Device = torch.device | str
 ZOO = Path(__file__).resolve().parent.parent / "zoo"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def available() -> list[str]:
