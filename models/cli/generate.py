@@ -57,6 +57,8 @@ def main(command: str, arguments: list[str]) -> None:
             f"--device is {device}, which this torch cannot use; `lin-attn env` lists what it can"
         ) from error
     model = from_pretrained(options.model, device=device, kind=CausalLM)
+    if model.tokenizer is None:
+        raise ValueError(f"--model is {options.model}, which has no tokenizer; wanted one that was trained on text")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of few characters
     sys.stdout.write(options.prompt)
