@@ -83,7 +83,7 @@ class CausalLM(TrainedModel):
         """The sum of negative log-likelihoods in nats and the number of targets."""
         hidden, _ = self.network(batch["tokens"])
         targets = batch["targets"].flatten()
-        nll = cross_entropy_sum(hidden.flatten(0, 1), self.network.head.weight, targets)
+        nll = cross_entropy_sum(hidden.flatten(0, 1), self.network.head.weight, targets, self.network.head.bias)
         return nll, (targets != IGNORED).sum()
 
     def new_metric(self, stage: str) -> LanguageModelMetric:
@@ -98,7 +98,8 @@ class CausalLM(TrainedModel):
     def predict_step(self, batch: Batch, batch_idx: int) -> Batch:
         """−log p of each target, nll (B, N) in nats, beside the batch's targets and start."""
         hidden, _ = self.network(batch["tokens"])
-        nll = token_nll(hidden.flatten(0, 1), self.network.head.weight, batch["targets"].flatten())
+        head = self.network.head
+        nll = token_nll(hidden.flatten(0, 1), head.weight, batch["targets"].flatten(), head.bias)
         return {"nll": nll.view_as(batch["targets"]), "targets": batch["targets"], "start": batch["start"]}
 
     def source_of(self, batch: Batch) -> str:

@@ -48,6 +48,9 @@ class NetworkConfig:
         bias: of the projections of attention and of the feed-forward layer.
         ffn: activation of the feed-forward layer.
         tie_embeddings: one matrix for the embedding and the head.
+        embedding_norm: a norm on the embeddings.
+        embedding_size: width of the embeddings, projected to d_model; d_model without a projection by default.
+        head: of a CausalLM: linear, or bert for a layer and a norm before it, as BERT and RoFormer have them.
         max_length: number of positions; for learned positions only, which need it.
         rope_base: base of the rotary wavelengths, with position rope or xpos.
         rotary_dim: with position rope, how many entries of a head are rotated; all by default.
@@ -82,6 +85,9 @@ class NetworkConfig:
     bias: bool = False
     ffn: Literal["gelu", "relu", "swiglu"] = "gelu"
     tie_embeddings: bool = True
+    embedding_norm: bool = False
+    embedding_size: int | None = None
+    head: Literal["linear", "bert"] = "linear"
     max_length: int | None = None
     rope_base: float = 10000.0
     rotary_dim: int | None = None
@@ -97,7 +103,7 @@ class NetworkConfig:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"network.{name} is {getattr(self, name)}; wanted at least 1")
-        optional = ("n_kv_heads", "d_ff", "max_length", "rotary_dim", "max_distance", "n_buckets")
+        optional = ("n_kv_heads", "d_ff", "embedding_size", "max_length", "rotary_dim", "max_distance", "n_buckets")
         for name in (*optional, "memory_length", "segment_length"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,5 +1,10 @@
 """What encoders and decoders begin with, tokens to vectors, and how their weights begin.
 
+    embed(tokens) = P · LayerNorm(word + type + absolute position)      each part but the word an option
+
+where P, the projection from embeddings narrower than the model (ALBERT, Lan et al. 2020, arXiv 1909.11942), comes after
+LayerNorm and dropout, as in RoFormer; BERT has no P.
+
 Letters: B batch, N length, E model dim, W width of the embeddings.
 """
 
@@ -25,7 +30,6 @@ class TokenNetwork(nn.Module):
     Args:
         config: of all layers.
         vocab_size: number of tokens, if not the config's.
-        width: W, if not d_model.
         causal: the blocks see what came before a token, or all.
         cross_attention: the blocks attend to another sequence too.
     """
@@ -35,16 +39,18 @@ class TokenNetwork(nn.Module):
         config: NetworkConfig,
         *,
         vocab_size: int | None = None,
-        width: int | None = None,
         causal: bool,
         cross_attention: bool = False,
     ) -> None:
         super().__init__()
-        self.config, self.width = config, config.d_model if width is None else width
+        self.config, self.width = config, config.embedding_size or config.d_model
         self.embedding = nn.Embedding(vocab_size or config.vocab_size, self.width)
         self.learned_positions = (
             LearnedPositions(config.max_length, self.width) if config.max_length is not None else None
         )
+        self.embedding_norm = build_norm(config, self.width) if config.embedding_norm else nn.Identity()
+        narrow = config.embedding_size is not None
+        self.projection = nn.Linear(self.width, config.d_model, bias=config.bias) if narrow else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.activation_checkpointing = False
 
@@ -75,6 +81,16 @@ class TokenNetwork(nn.Module):
         outputs = [output for block in self.blocks if isinstance(block, Block) for output in block.outputs()]
         for output in outputs:
             nn.init.normal_(output.weight, std=(len(outputs) * output.in_features) ** -0.5)
+
+    def embed(
+        self, tokens: Tensor, key_mask: Tensor | None, state: "DecoderState | None" = None, added: Tensor | None = None
+    ) -> Tensor:
+        """What the blocks begin with, (B, N, E); added, (B, N, W) or (W,), goes to the embeddings before the norm."""
+        x = self.embed_tokens(tokens, key_mask, state)
+        if added is not None:
+            x = x + added
+        embedded: Tensor = self.projection(self.dropout(self.embedding_norm(x)))
+        return embedded
 
     def embed_tokens(self, tokens: Tensor, key_mask: Tensor | None, state: "DecoderState | None" = None) -> Tensor:
         """Embeddings (B, N, W), with absolute positions, counted over real tokens, where the config has them."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lin_attn.attention import LinearAttention
 from lin_attn.scaling.cost import Cost, cost
@@ -53,7 +53,7 @@ def language_model(point: Point) -> Operation:
     def loss() -> Tensor:
         with kernel(point.mechanism):
             hidden, _ = network(tokens)
-            return cross_entropy_sum(hidden.flatten(0, 1), network.head.weight, targets.flatten())
+            return cross_entropy_sum(hidden.flatten(0, 1), network.head.weight, targets.flatten(), network.head.bias)
 
     def step() -> None:
         loss().backward()
@@ -104,7 +104,7 @@ def network_cost(point: Point, config: NetworkConfig) -> Cost:
     """The cost of a whole model at a point.
 
     To attention's own (`lin_attn.scaling.cost`), a layer adds the projections 2E(2E + 2·H_k·D) and the feed-forward
-    4EF, by SwiGLU 6EF, a token; the head adds 2EV. Train takes each three times: forward, and both gradients. Bytes
+    4EF, by SwiGLU 6EF, a token; the head adds 2EV, and what is before it or after the embeddings its own. Train takes each three times: forward, and both gradients. Bytes
     saved and the peak are not derived; the state is L times attention's.
     """
     config = with_mechanism(config, point.mechanism)
@@ -114,7 +114,11 @@ def network_cost(point: Point, config: NetworkConfig) -> Cost:
         feed_forward = sum(weight.numel() for weight in FeedForward(config).parameters())
     E, tokens = config.d_model, point.batch * (1 if point.phase == "decode" else point.length)
     layer = 2 * E * E + 2 * E * kv_heads * point.head_dim + feed_forward
-    linear = 2 * tokens * (config.n_layers * layer + E * config.vocab_size)
+    with torch.device("meta"):
+        network = Decoder(replace(config, n_layers=1))
+    ends = [network.head, *network.transform.modules(), *network.projection.modules()]
+    outside = sum(part.weight.numel() for part in ends if isinstance(part, nn.Linear))
+    linear = 2 * tokens * (config.n_layers * layer + outside)
     state = None if heads.state_bytes is None else config.n_layers * heads.state_bytes
     return Cost(config.n_layers * heads.flops + linear * (3 if point.phase == "train" else 1), state_bytes=state)
 
