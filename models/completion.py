@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lin_attn.data.tokenizer import Tokenizer
 from models.generation import takes_left_padding
 from models.padding import Text, batches, check_texts, pad, tokenizer_of

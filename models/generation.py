@@ -93,9 +93,7 @@ def stream(
     return evaluated()
 
 
-def read(
-    model: "CausalLM", tokens: Tensor, key_mask: Tensor | None = None
-) -> tuple[Tensor, "DecoderState"]:
+def read(model: "CausalLM", tokens: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, "DecoderState"]:
     """The last hidden states (B, E) of prompts (B, N) and the state after them.
 
     A long prompt is read in pieces with the state carried: what is kept of one are its sums, not its activations.

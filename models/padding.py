@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from lin_attn.data.tokenizer import Tokenizer
+from lin_attn.data.tokenizer import Tokenizer, Tokens
 
 if TYPE_CHECKING:
     from models.training import TrainedModel
@@ -25,8 +25,8 @@ def tokenizer_of(model: "TrainedModel") -> Tokenizer:
     """
     if model.tokenizer is None:
         raise ValueError(
-            "the model has no tokenizer, which it takes from a checkpoint or from its data; wanted model.tokenizer set, "
-            "for example to lin_attn.data.ByteTokenizer()"
+            "the model has no tokenizer, which it takes from a checkpoint or from its data; wanted model.tokenizer, "
+            "such as lin_attn.data.ByteTokenizer()"
         )
     return model.tokenizer
 
@@ -63,7 +63,7 @@ def batches(lengths: Sequence[int], size: int, *, equal: bool = False) -> Iterat
 
 
 def pad(
-    rows: Sequence[Sequence[int]], filler: int, *, side: Literal["left", "right"], device: torch.device | str
+    rows: Sequence[Sequence[int] | Tokens], filler: int, *, side: Literal["left", "right"], device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
     """Tokens (B, N) int64, N the longest row, and key_mask (B, N) bool, True where a token is real."""
     longest = max(map(len, rows), default=0)

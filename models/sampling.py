@@ -12,9 +12,7 @@ from torch import Tensor
 Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
-def check_sampling(
-    temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float = 1.0
-) -> None:
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float = 1.0) -> None:
     """Raises ValueError for an argument out of range, or one that greedy choice would ignore."""
     if not temperature >= 0:
         raise ValueError(f"temperature is {temperature}; wanted a number ≥ 0, 0 for the likeliest token")

@@ -12,7 +12,7 @@ Letters: B batch, N length.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -64,7 +64,7 @@ def score_texts(
     return score_tokens(model, [(row, 1) for row in rows], batch_size=batch_size, block_length=block_length)
 
 
-def bits_per_byte(model: "CausalLM", texts: Sequence[Text], **options: int | bool) -> list[float]:
+def bits_per_byte(model: "CausalLM", texts: Sequence[Text], **options: Any) -> list[float]:
     """See `CausalLM.score`."""
     scores = score_texts(model, texts, **options)
     return [score.bits_per_byte(len(as_bytes(text))) for score, text in zip(scores, texts, strict=True)]

@@ -36,20 +36,9 @@ def main(command: str, arguments: list[str]) -> None:
     options = parser().parse_args(arguments)
     if "" in options.stop:
         raise ValueError("--stop is empty; wanted a text")
-    import torch
+    from models.cli.opening import open_model
 
-    from models.checkpoint import load_checkpoint
-
-    device = options.device
-    if device == "auto":
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"--device is {device}, which this torch cannot use; `lin-attn env` lists what it can"
-        ) from error
-    model = load_checkpoint(options.checkpoint, device=device)
+    model = open_model(options.checkpoint, options.device)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of few characters
     pieces = model.stream_text(

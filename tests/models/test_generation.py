@@ -161,7 +161,9 @@ def test_the_first_stop_that_is_complete_ends_a_text_however_it_is_cut():
     chance = random.Random(0)
     for _ in range(300):
         text = "".join(chance.choice("abc") for _ in range(chance.randint(0, 12)))
-        stops = ["".join(chance.choice("abc") for _ in range(chance.randint(1, 4))) for _ in range(chance.randint(0, 3))]
+        stops = [
+            "".join(chance.choice("abc") for _ in range(chance.randint(1, 4))) for _ in range(chance.randint(0, 3))
+        ]
         found = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text]
         wanted = text[: min(found)[1]] if found else text
         cuts = sorted({0, len(text), *(chance.randint(0, len(text)) for _ in range(chance.randint(0, 6)))})
