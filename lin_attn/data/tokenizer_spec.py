@@ -107,7 +107,7 @@ class TokenizerSpec:
 
 @dataclass(frozen=True)
 class MadeTokenizer(TokenizerSpec):
-    """A tokenizer that is there as an object, such as that of a model; the fields of TokenizerSpec say nothing of it."""
+    """A tokenizer that is there as an object, such as that of a model; the other fields say nothing of it."""
 
     made: Tokenizer = field(default_factory=ByteTokenizer, kw_only=True)
 

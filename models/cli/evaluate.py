@@ -61,6 +61,7 @@ def main(command: str, arguments: list[str]) -> None:
     from models.cli.opening import open_model
     from models.evaluation import check_reading
     from models.hardware import default_precision
+    from models.padding import tokenizer_of
 
     readings = planned(options)
     if options.json is not None and not options.json.parent.is_dir():
@@ -72,7 +73,7 @@ def main(command: str, arguments: list[str]) -> None:
     options.precision = options.precision or default_precision()
     if options.precision == "bf16-true":
         model.bfloat16()
-    data.read_with(model.tokenizer)
+    data.read_with(tokenizer_of(model))
     results = evaluate_all(model, data, readings, options)
     told = described(model, data, options)
     sys.stdout.write(table(told, results))
@@ -154,8 +155,7 @@ def described(model: "CausalLM", data: "TextCorpus", options: argparse.Namespace
 
     import lin_attn
 
-    store, tokenizer = data.stores[options.split], model.tokenizer
-    assert tokenizer is not None
+    store = data.stores[options.split]
     return {
         "model": options.model,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -165,7 +165,7 @@ def described(model: "CausalLM", data: "TextCorpus", options: argparse.Namespace
         "split": options.split,
         "rule": data.corpus.meta["rule"],
         "documents": store.n_documents,
-        "tokenizer": tokenizer.fingerprint,
+        "tokenizer": data.tokenizer.fingerprint,
         "carry_state": options.carry_state,
         "context": options.context,
         "stride": options.stride,

@@ -31,11 +31,17 @@ def test_the_figures_are_those_of_validate_at_the_same_length(run, trained, chec
         assert run("evaluate", "--model", checkpoint, *data, "--lengths", 64, 200, "--precision", precision) == 0
         out = capsys.readouterr().out
         told = json.loads((tmp_path / "figures.json").read_text())
+        options = ["-c", trained / "fit.yaml", "--ckpt_path", checkpoint, *QUIET, "--data.eval_batch_size", 5]
+        options += [
+            "--trainer.limit_val_batches",
+            1.0,
+            "--trainer.accelerator",
+            "cpu",
+            "--trainer.precision",
+            precision,
+        ]
         for result, length in zip(told["results"], (64, 200), strict=True):
-            assert run(
-                "validate", "-c", trained / "fit.yaml", "--ckpt_path", checkpoint, *QUIET, "--data.block_length", length,
-                "--data.eval_batch_size", 5, "--trainer.limit_val_batches", 1.0, "--trainer.accelerator", "cpu", "--trainer.precision", precision,
-            ) == 0  # fmt: skip
+            assert run("validate", *options, "--data.block_length", length) == 0
             printed = capsys.readouterr().out
             for name in ("loss", "perplexity", "bits_per_byte"):
                 [wanted] = re.findall(rf"val/{name}\W+([0-9.]+)", printed)
