@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from models.encoder import EncoderConfig
     from models.encoder_decoder import Seq2SeqConfig
     from models.masked_lm import MaskedLM
+    from models.pretrained import available, from_pretrained
     from models.ranker import PairRanker
     from models.seq2seq import Seq2Seq
 
@@ -26,6 +27,8 @@ __all__ = [
     "Seq2Seq",
     "Seq2SeqConfig",
     "SequenceClassifier",
+    "available",
+    "from_pretrained",
 ]
 
 _HOMES = {
@@ -38,6 +41,8 @@ _HOMES = {
     "Seq2Seq": "seq2seq",
     "Seq2SeqConfig": "encoder_decoder",
     "SequenceClassifier": "classifier",
+    "available": "pretrained",
+    "from_pretrained": "pretrained",
 }
 
 

@@ -81,7 +81,10 @@ def load_checkpoint(
     found = getattr(models, class_of(checkpoint))
     if not issubclass(found, kind):
         raise ValueError(f"{path} is a checkpoint of a {found.__name__}; wanted one of a {kind.__name__}")
-    model: TrainedModel = found(**checkpoint["hyper_parameters"])
+    try:
+        model: TrainedModel = found(**checkpoint["hyper_parameters"])
+    except TypeError as error:
+        raise ValueError(f"{path} has arguments that no {found.__name__} takes: {error}") from error
     try:
         model.load_state_dict(checkpoint["state_dict"], strict=True)
     except RuntimeError as error:

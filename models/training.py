@@ -18,13 +18,14 @@ from models.config import NetworkConfig, OptimizerConfig, as_config, as_plain
 from models.optimization import build_optimizer, build_schedule
 from models.parallel import arrange
 from models.random_state import random_states, set_random_state
+from models.saving import Shareable
 from models.step_loss import StepLoss
 
 Batch = dict[str, Tensor]
 Metrics = Metric | MetricCollection
 
 
-class TrainedModel(LightningModule):
+class TrainedModel(Shareable, LightningModule):
     """A network, its optimizer, and the tokenizer that its data came with.
 
     Args:
