@@ -7,11 +7,13 @@ import sys
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
+    from models.cli.opening import MODEL
+
     parser = argparse.ArgumentParser(
         prog="lin-attn generate",
         description="Continue a prompt. Memory does not grow with the text where the model's attention is linear.",
     )
-    parser.add_argument("--checkpoint", required=True, help="a .ckpt file written by lin-attn fit")
+    parser.add_argument("--model", "--checkpoint", dest="model", required=True, help=MODEL)
     parser.add_argument("--prompt", default="", help="text to continue; by default a new document is begun")
     parser.add_argument("--max-new-tokens", type=int, default=500, help="tokens to add at most (default: %(default)s)")
     parser.add_argument(
@@ -38,7 +40,7 @@ def main(command: str, arguments: list[str]) -> None:
         raise ValueError("--stop is empty; wanted a text")
     from models.cli.opening import open_model
 
-    model = open_model(options.checkpoint, options.device)
+    model = open_model(options.model, options.device)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of few characters
     pieces = model.stream_text(

@@ -7,7 +7,10 @@ if TYPE_CHECKING:
 
     from models.causal_lm import CausalLM
 
-MODEL = "a .ckpt file written by lin-attn fit"
+MODEL = (
+    "a .ckpt file written by lin-attn fit, a folder of save_pretrained, the name of a checkpoint that comes with "
+    "lin-attn, or OWNER/NAME of the Hugging Face hub"
+)
 
 
 def find_device(name: str) -> "torch.device":
@@ -35,10 +38,9 @@ def open_model(name: str, device: str) -> "CausalLM":
     Raises:
         ValueError: if there is none by that name, or the device cannot be used.
     """
-    from models.checkpoint import load_checkpoint
-    from models.padding import tokenizer_of
+    from models import CausalLM, from_pretrained
 
-    place = find_device(device)
-    model = load_checkpoint(name, device=place)
-    tokenizer_of(model)
+    model = from_pretrained(name, device=find_device(device), kind=CausalLM)
+    if model.tokenizer is None:
+        raise ValueError(f"--model is {name}, which has no tokenizer; wanted one that was trained on text")
     return model
