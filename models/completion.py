@@ -90,9 +90,16 @@ class TokenText:
         return self._stops.add(self._to_text.decode(b"", final=True)) + self._stops.finish()
 
 
-def complete(
+def complete(model: "CausalLM", texts: Sequence[Text], max_new_tokens: int, **options: Any) -> list[str]:
+    """The continuations of texts; see `CausalLM.complete`."""
+    check_texts(texts)
+    tokenizer = tokenizer_of(model)
+    return complete_prompts(model, [prompt_tokens(tokenizer, text) for text in texts], max_new_tokens, **options)
+
+
+def complete_prompts(
     model: "CausalLM",
-    texts: Sequence[Text],
+    prompts: Sequence[list[int]],
     max_new_tokens: int,
     *,
     stop: Sequence[str] = (),
@@ -101,13 +108,10 @@ def complete(
     seed: int | Sequence[int] | None = None,
     **options: Any,
 ) -> list[str]:
-    """The continuations of texts; see `CausalLM.complete`."""
-    check_texts(texts)
-    tokenizer = tokenizer_of(model)
+    """The texts of the continuations of prompts, which are tokens, none of them empty; as `complete` otherwise."""
     StopTexts(stop)  # a mistake is told before anything is drawn
-    if not isinstance(seed, int | None) and len(seed) != len(texts):
-        raise ValueError(f"seed has {len(seed)} entries; wanted one number, or one a text, {len(texts)}")
-    prompts = [prompt_tokens(tokenizer, text) for text in texts]
+    if not isinstance(seed, int | None) and len(seed) != len(prompts):
+        raise ValueError(f"seed has {len(seed)} entries; wanted one number, or one a text, {len(prompts)}")
     found = [""] * len(prompts)
     mixed = takes_left_padding(model.network_config)
     for rows in batches([len(prompt) for prompt in prompts], batch_size, equal=not mixed):

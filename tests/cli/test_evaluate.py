@@ -139,6 +139,16 @@ def test_a_limit_of_tokens_and_a_configuration_reach_the_text(run, trained, chec
     assert "state bytes" in out
 
 
+def test_a_folder_gives_the_figures_of_its_checkpoint(run, checkpoint, books, tmp_path):
+    load_checkpoint(checkpoint).save_pretrained(tmp_path / "model")
+    found = []
+    for name in (checkpoint, tmp_path / "model"):
+        options = ["--data", books, "--lengths", 100, "--json", tmp_path / "figures.json"]
+        assert run("evaluate", "--model", name, *options) == 0
+        found.append(json.loads((tmp_path / "figures.json").read_text())["results"][0]["loss"])
+    assert found[0] == found[1]
+
+
 def test_weights_in_bfloat16_are_near_those_in_float32(store, checkpoint):
     model = load_checkpoint(checkpoint)
     wanted = evaluate(model, store, Reading(64)).loss

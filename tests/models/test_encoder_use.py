@@ -13,8 +13,8 @@ NETWORKS = {
     "linear before": {"rope": "before"},
     "softmax t5": {"attention": "softmax", "position": "t5"},
     "bert": {
-        "attention": "softmax", "position": "learned", "max_length": 80, "norm_position": "post", "embedding_norm": True,
-        "n_token_types": 2, "embedding_size": 12,
+        "attention": "softmax", "position": "learned", "max_length": 80, "norm_position": "post",
+        "embedding_norm": True, "n_token_types": 2, "embedding_size": 12,
     },
 }  # fmt: skip
 TEXTS = ["the fox", "a", "", "jumps over the lazy dog " * 2, "ü"]
