@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from models.causal_lm import CausalLM
 
 BATCH_SIZE = 32
+PRIMED = 16  # tokens of a prompt that may change how the next one reads
 
 
 class StopTexts:
@@ -64,10 +65,13 @@ class TokenText:
     Args:
         tokenizer: of the tokens. Its end token ends the text.
         stops: of StopTexts.
+        prompt: the tokens before, whose text is not given out; a word's blank may be known only after them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:
         self._end, self._to_bytes = tokenizer.end_id, tokenizer.stream_decoder()
+        for token in prompt[-PRIMED:]:
+            self._to_bytes(token)
         self._to_text = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopTexts(stops)
         self.ended = False
@@ -142,7 +146,7 @@ def _pieces(
 ) -> Iterator[tuple[int, str]]:
     """Rows and pieces of their texts, none empty, as they are drawn."""
     tokenizer = tokenizer_of(model)
-    texts = [TokenText(tokenizer, stops) for _ in prompts]
+    texts = [TokenText(tokenizer, stops, prompt) for prompt in prompts]
     tokens, key_mask = pad(prompts, tokenizer.end_id, side="left", device=model.device)
     drawn = model.stream(tokens, max_new_tokens, key_mask=key_mask, stop_token=tokenizer.end_id, **options)
 

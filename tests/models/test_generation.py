@@ -4,10 +4,11 @@ import random
 from itertools import pairwise
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
-from lin_attn.data import ByteTokenizer
+from lin_attn.data import ByteTokenizer, SubwordTokenizer
 from models import CausalLM
 from models.completion import StopTexts, TokenText
 from models.sampling import penalized
@@ -183,6 +184,22 @@ def test_a_character_of_several_bytes_comes_whole_and_a_broken_one_is_marked():
     assert text.add(256) == "\ufffd"
     assert text.ended
     assert text.add(65) == ""
+
+
+def test_the_first_word_keeps_the_blank_that_its_place_gives_it():
+    words = {"<end>": 0, "▁all": 1, "▁the": 2, "▁foxes": 3, "▁": 4}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="▁"))
+    inner.pre_tokenizer, inner.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    inner.add_special_tokens(["<end>"])
+    tokenizer = SubwordTokenizer(inner.to_str(), "<end>")
+    model = CausalLM(network=SIZES | {"vocab_size": 8}).eval()
+    model.tokenizer = tokenizer
+    drawn = model.generate(torch.tensor([[0, 1]]), 6, temperature=0, stop_token=0)[0]
+    wanted = tokenizer.decode(drawn).decode().removeprefix("all")
+    assert wanted
+    assert model.complete("all", 6, temperature=0) == wanted
+    text = TokenText(tokenizer, prompt=[0, 1])
+    assert [text.add(token) for token in (2, 3, 0)] == [" the", " foxes", ""]
 
 
 def test_the_mode_comes_back_when_a_stream_is_left():
