@@ -33,9 +33,9 @@ class PooledEncoder(nn.Module):
 
     def __init__(self, config: EncoderConfig, n_outputs: int, pooling: Pooling, pooler: Pooler) -> None:
         super().__init__()
-        for name, value, known in (("pooling", pooling, get_args(Pooling)), ("pooler", pooler, get_args(Pooler))):
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(known)}")
+        check_pooling(pooling)
+        if pooler not in get_args(Pooler):
+            raise ValueError(f"pooler is {pooler!r}; wanted one of {', '.join(get_args(Pooler))}")
         self.pooling, self.pooler = pooling, pooler
         self.encoder = BertEncoder(config)
         self.dense = None if pooler == "none" else nn.Linear(config.d_model, config.d_model)
@@ -48,7 +48,7 @@ class PooledEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, key_mask: Tensor | None = None, token_types: Tensor | None = None) -> Tensor:
         """tokens (B, N) int64, key_mask (B, N) bool, token_types (B, N) int64 → (B, C)."""
-        x = self.pool(self.encoder(tokens, key_mask, token_types), key_mask)
+        x = pool(self.encoder(tokens, key_mask, token_types), key_mask, self.pooling)
         if self.dense is not None:
             # RoFormer drops out before this layer too, BERT does not.
             gelu = self.pooler == "gelu"
@@ -56,14 +56,21 @@ class PooledEncoder(nn.Module):
         out: Tensor = self.output(self.dropout(x))
         return out
 
-    def pool(self, hidden: Tensor, key_mask: Tensor | None) -> Tensor:
-        """(B, N, E) → (B, E)."""
-        if self.pooling == "first":
-            if key_mask is None:
-                return hidden[:, 0]
-            first = key_mask.int().argmax(1)  # of equal values the first
-            return hidden[torch.arange(len(hidden), device=hidden.device), first]
+
+def check_pooling(pooling: str) -> None:
+    """Raises ValueError for anything but first and mean."""
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling is {pooling!r}; wanted one of {', '.join(get_args(Pooling))}")
+
+
+def pool(hidden: Tensor, key_mask: Tensor | None, pooling: Pooling) -> Tensor:
+    """Hidden states (B, N, E) to one a row, (B, E): the first real token's, or the mean over real tokens."""
+    if pooling == "first":
         if key_mask is None:
-            return hidden.mean(1)
-        real = key_mask[..., None]
-        return hidden.masked_fill(~real, 0).sum(1) / real.sum(1).clamp(min=1)
+            return hidden[:, 0]
+        first = key_mask.int().argmax(1)  # of equal values the first
+        return hidden[torch.arange(len(hidden), device=hidden.device), first]
+    if key_mask is None:
+        return hidden.mean(1)
+    real = key_mask[..., None]
+    return hidden.masked_fill(~real, 0).sum(1) / real.sum(1).clamp(min=1)

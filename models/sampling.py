@@ -1,10 +1,18 @@
-"""Choosing the next token from logits: greedy, temperature, top-k and nucleus (top-p) sampling."""
+"""Choosing the next token from logits: penalty on repetition, then greedy, temperature, top-k and nucleus (top-p).
+
+The penalty θ of CTRL (Keskar et al. 2019, arXiv 1909.05858, §4.1) is on tokens that came before. Their logits x become
+x/θ where x > 0, and x·θ elsewhere, so that it lowers them whatever their sign.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+Generators = torch.Generator | Sequence[torch.Generator] | None
 
-def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None, repetition_penalty: float = 1.0) -> None:
     """Raises ValueError for an argument out of range, or one that greedy choice would ignore."""
     if not temperature >= 0:
         raise ValueError(f"temperature is {temperature}; wanted a number ≥ 0, 0 for the likeliest token")
@@ -14,6 +22,13 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
         raise ValueError(f"top_p is {top_p}; wanted a number in (0, 1], or None for all tokens")
     if temperature == 0 and not (top_k is None and top_p is None):
         raise ValueError("top_k or top_p is given with temperature 0, which takes the likeliest token; wanted one kind")
+    if not 0 < repetition_penalty < float("inf"):
+        raise ValueError(f"repetition_penalty is {repetition_penalty}; wanted a positive number, 1 for none")
+
+
+def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Logits (B, V) with the penalty on the tokens that are seen, (B, V) bool."""
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def sample(
@@ -22,7 +37,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generators = None,
 ) -> Tensor:
     """Draws a token a row.
 
@@ -31,7 +46,7 @@ def sample(
         temperature: divides the logits; 0 takes the greatest.
         top_k: only the k likeliest tokens.
         top_p: only the likeliest tokens that together reach this probability (Holtzman et al. 2020, arXiv 1904.09751).
-        generator: of the random numbers, on the logits' device.
+        generator: of the random numbers, on the logits' device: one for all rows, or one a row.
 
     Returns:
         (B,) int64.
@@ -52,4 +67,10 @@ def sample(
         before = probabilities.cumsum(-1) - probabilities  # the token that crosses top_p still belongs
         outside = (before >= top_p).scatter(-1, order, before >= top_p)
         logits = logits.masked_fill(outside, float("-inf"))
-    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+    probabilities = logits.softmax(-1)
+    if generator is None or isinstance(generator, torch.Generator):
+        return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+    if len(generator) != len(logits):
+        raise ValueError(f"generator has {len(generator)} entries; wanted one a row, {len(logits)}")
+    rows = zip(probabilities.split(1), generator, strict=True)
+    return torch.cat([torch.multinomial(row, 1, generator=own)[:, 0] for row, own in rows])

@@ -13,7 +13,7 @@ from lin_attn.data.loader import BlockLoader
 from lin_attn.data.order import BlockOrder
 from lin_attn.data.store import TokenStore
 from lin_attn.data.tokenizer import Tokenizer
-from lin_attn.data.tokenizer_spec import TokenizerSpec
+from lin_attn.data.tokenizer_spec import MadeTokenizer, TokenizerSpec
 
 
 class BlockDataModule(LightningDataModule):
@@ -41,6 +41,16 @@ class BlockDataModule(LightningDataModule):
 
     def _open(self) -> Corpus:
         raise NotImplementedError
+
+    def read_with(self, tokenizer: Tokenizer) -> None:
+        """Takes a tokenizer that is there as an object, such as that of a model, in place of the one that is named.
+
+        Raises:
+            ValueError: The corpus has been opened already.
+        """
+        if self._corpus is not None:
+            raise ValueError("tokenizer comes after the corpus was opened; wanted it before")
+        self._spec, self._tokenizer = MadeTokenizer(made=tokenizer), tokenizer
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -78,6 +78,16 @@ class SubwordTokenizer:
         return None if self._bytes_of is None else np.array([len(value) for value in self._bytes_of], dtype=np.int64)
 
     @property
+    def is_byte_level(self) -> bool:
+        """Whether each token stands for the same bytes wherever it comes up."""
+        return self._bytes_of is not None
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """The tokens as the library writes them, by id; "" for an id that has none."""
+        return [self._tokenizer.id_to_token(index) or "" for index in range(self.vocab_size)]
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the definition, the end token, and the rules of this file."""
         content = json.dumps([1, json.loads(self._definition), self._end_token], sort_keys=True)
@@ -174,6 +184,17 @@ class SubwordTokenizer:
             return self.decode
         stream = DecodeStream(skip_special_tokens=True)
         return lambda token: (stream.step(self._tokenizer, token) or "").encode("utf-8")
+
+    def special_id(self, text: str) -> int | None:
+        """The id of a token that was added by this text, or that stands so in a vocabulary of words.
+
+        In a byte-level vocabulary what was not added is text, such as the <s> of HTML.
+        """
+        added = {token.content: index for index, token in self._tokenizer.get_added_tokens_decoder().items()}
+        if text in added or self._bytes_of is not None:
+            return added.get(text)
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """The tokenizer's definition and end token: strings."""

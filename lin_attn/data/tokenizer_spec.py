@@ -11,7 +11,7 @@ hub:OWNER/NAME                a folder as above, on the Hugging Face hub
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lin_attn.data.documents import Document
@@ -103,6 +103,17 @@ class TokenizerSpec:
                 return _from_transformers(path, path, self.end_token)
             return _from_file(os.path.join(path, DEFINITION), os.path.join(path, CONFIGURATION), self.end_token)
         return _from_file(path, None, self.end_token)
+
+
+@dataclass(frozen=True)
+class MadeTokenizer(TokenizerSpec):
+    """A tokenizer that is there as an object, such as that of a model; the other fields say nothing of it."""
+
+    made: Tokenizer = field(default_factory=ByteTokenizer, kw_only=True)
+
+    def open(self) -> Tokenizer:
+        """The tokenizer itself."""
+        return self.made
 
 
 def _from_file(path: str, configuration: str | None, end_token: str | None) -> Tokenizer:

@@ -12,6 +12,8 @@ COMMANDS = {
     "test": ("training", "evaluate a checkpoint on the test text"),
     "predict": ("training", "score each document of the test text with a checkpoint"),
     "generate": ("generate", "continue a prompt with a checkpoint"),
+    "evaluate": ("evaluate", "loss and bits per byte of a model on a text, at several lengths"),
+    "lm-eval": ("harness", "run tasks of lm-evaluation-harness on a model"),
     "data": ("data", "prepare a corpus and tell what is in it"),
     "scale": ("scale", "measure time and memory against sequence length"),
     "average": ("average", "average the weights of checkpoints"),

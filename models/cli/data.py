@@ -29,7 +29,7 @@ def main(command: str, arguments: list[str]) -> None:
     parser.set_defaults({"data": {"class_path": "lin_attn.data.TextCorpus"}})
     parsed = parser.parse_args(arguments[1:])
     if parsed.config is not None:
-        parser.set_defaults({"data": _data_of(parsed.config)})
+        parser.set_defaults({"data": data_of(parsed.config)})
         parsed = parser.parse_args(arguments[1:])
     print_info(parser.instantiate_classes(parsed).data)
 
@@ -67,7 +67,7 @@ def print_info(data: Any) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _data_of(name: str) -> dict[str, Any]:
+def data_of(name: str) -> dict[str, Any]:
     """The data section of a configuration."""
     import yaml  # type: ignore[import-untyped]
 

@@ -16,7 +16,6 @@ from models import CausalLM
 from models.checkpoint import load_checkpoint
 from models.cli import COMMANDS, main
 from models.cli.configs import config_folder
-from models.cli.generate import until
 from models.cli.training import claim_version
 from tests.cli.conftest import DEBUG
 
@@ -102,14 +101,6 @@ def test_generate_repeats_itself_by_seed_and_stops_before_a_stop(run, trained, c
     assert texts[0].startswith("The ")
     continuation = texts[0][4:-1]
     assert texts[2] == "The " + continuation.partition("e")[0] + "\n"
-
-
-def test_a_stop_spread_over_pieces_is_found_and_nothing_else_is_lost():
-    for pieces in (["ab", "cd", "ef"], ["a", "b", "c", "d", "e", "f"], ["abcdef"]):
-        assert "".join(until(pieces, ["cde"])) == "ab"
-        assert "".join(until(pieces, ["cdx", "f"])) == "abcde"
-        assert "".join(until(pieces, ["x"])) == "abcdef"
-        assert "".join(until(pieces, ["fg"])) == "abcdef"
 
 
 def test_a_resumed_run_says_what_its_checkpoint_replaces_and_goes_on(run, trained, books, capsys):
