@@ -14,6 +14,7 @@ COMMANDS = {
     "generate": ("generate", "continue a prompt with a checkpoint"),
     "evaluate": ("evaluate", "loss and bits per byte of a model on a text, at several lengths"),
     "lm-eval": ("harness", "run tasks of lm-evaluation-harness on a model"),
+    "zoo": ("zoo", "list the checkpoints that come with lin-attn"),
     "data": ("data", "prepare a corpus and tell what is in it"),
     "scale": ("scale", "measure time and memory against sequence length"),
     "average": ("average", "average the weights of checkpoints"),

@@ -7,7 +7,7 @@ what the summary does not have, the card does not say.
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import yaml  # type: ignore[import-untyped]
@@ -123,7 +123,7 @@ def _rows(model: "TrainedModel", summary: Mapping[str, Any], stored: str) -> str
     tokens = "bytes" if model.tokenizer is not None and model.tokenizer.vocab_size == 257 else None
     rows = [
         ("attention", config.attention + (f", φ {config.feature_map}" if config.attention == "linear" else "")),
-        ("positions", f"rope {config.rope} φ" if config.rotates_features else config.position),
+        ("positions", position_of(config)),
         ("parameters", f"{sum(parameter.numel() for parameter in model.parameters()):,}, stored in {stored}"),
         ("layers, width, heads", f"{config.n_layers}, {config.d_model}, {config.n_heads}"),
         ("vocabulary", f"{config.vocab_size:,}" + (f", {tokens}" if tokens else "")),
@@ -142,8 +142,20 @@ def _figure(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split()).replace("|", r"\|")
 
 
-def _state_bytes(model: "TrainedModel") -> str | None:
-    """Bytes that a language model carries from token to token, measured; None where there are none or they vary."""
+def position_of(config: "NetworkConfig") -> str:
+    """The position encoding in words."""
+    return f"rope {config.rope} φ" if config.rotates_features else config.position
+
+
+class StateSize(NamedTuple):
+    """Bytes that a language model carries from token to token: so many at any length, and so many more a token."""
+
+    fixed: int
+    per_token: int
+
+
+def state_growth(model: "TrainedModel") -> StateSize | None:
+    """The state of one sequence, measured; None where there is none, or it grows to an end."""
     if type(model).__name__ != "CausalLM" or model.network_config.memory_length is not None:
         return None
     was_training = model.training
@@ -154,4 +166,11 @@ def _state_bytes(model: "TrainedModel") -> str | None:
             first, second = (model(token.expand(1, n), return_state=True)[1].nbytes for n in (1, 2))
     finally:
         model.train(was_training)
-    return f"{first:,} bytes at any length" if first == second else f"{second - first:,} bytes a token"
+    return StateSize(2 * first - second, second - first)
+
+
+def _state_bytes(model: "TrainedModel") -> str | None:
+    size = state_growth(model)
+    if size is None:
+        return None
+    return f"{size.per_token:,} bytes a token" if size.per_token else f"{size.fixed:,} bytes at any length"
