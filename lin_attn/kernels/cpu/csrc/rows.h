@@ -28,8 +28,9 @@ Rows<T> rows_of(const Tensor& x, Index batch, Index head, Index dim) {
     return {static_cast<T*>(x.data) + batch * x.stride[0] + head * x.stride[1], x.stride[2], x.stride[3], dim};
 }
 
-// Rows are read once in a scan, a chunk at a time, and the work on a chunk is long: the next one is asked for meanwhile.
-constexpr Index AHEAD = CHUNK;
+// Rows are read once in a scan, a chunk at a time, and the work on a chunk is long: the one after the next is asked for
+// meanwhile.
+constexpr Index AHEAD = 2 * CHUNK;
 
 template <class T>
 void prefetch(const T* p, Index n) {
