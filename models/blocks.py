@@ -136,7 +136,7 @@ class Block(nn.Module):
             self.cross_attention = build_cross_attention(config)
         self.feed_forward_norm = build_norm(config)
         self.feed_forward = FeedForward(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(
         self, x: Tensor, key_mask: Tensor | None, state: LayerState | None, context: ContextState | None = None

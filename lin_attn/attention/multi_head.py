@@ -6,7 +6,6 @@ K heads of keys and values, D head dim.
 
 from typing import Any
 
-from einops import rearrange
 from torch import Tensor, nn
 
 from lin_attn.positions import Rotary, XPos
@@ -108,9 +107,7 @@ class MultiHeadAttention(nn.Module):
             if tensor is not None and (tensor.dim() != 3 or tensor.shape[-1] != self.query.in_features):
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}; wanted (B, N, {self.query.in_features})")
         source = x if context is None else context
-        q = rearrange(self.query(x), "b n (h d) -> b h n d", h=self.n_heads)
-        k = rearrange(self.key(source), "b n (h d) -> b h n d", h=self.n_kv_heads)
-        v = rearrange(self.value(source), "b n (h d) -> b h n d", h=self.n_kv_heads)
+        q, k, v = self._heads(self.query(x)), self._heads(self.key(source)), self._heads(self.value(source))
         heads, state = self.mix(q, k, v, key_mask=key_mask, state=state)
         out = self._joined(heads)
         return (out, state) if return_state else out
@@ -135,8 +132,7 @@ class MultiHeadAttention(nn.Module):
             )
         if context.dim() != 3 or context.shape[-1] != self.key.in_features:
             raise ValueError(f"context has shape {tuple(context.shape)}; wanted (B, N_k, {self.key.in_features})")
-        k = rearrange(self.key(context), "b n (h d) -> b h n d", h=self.n_kv_heads)
-        v = rearrange(self.value(context), "b n (h d) -> b h n d", h=self.n_kv_heads)
+        k, v = self._heads(self.key(context)), self._heads(self.value(context))
         none = k.new_empty(k.shape[0], self.n_heads, 0, self.head_dim)
         return self.mix(none, k, v, key_mask=key_mask, state=None)[1]
 
@@ -146,15 +142,19 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ValueError: if the state is none of this attention's.
         """
-        q = rearrange(self.query(x), "b n (h d) -> b h n d", h=self.n_heads)
+        q = self._heads(self.query(x))
         none = q.new_empty(q.shape[0], self.n_kv_heads, 0, self.head_dim)
         return self._joined(self.mix(q, none, none, key_mask=None, state=state)[0])
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, N, H·D) → (B, H, N, D). By a view, as a step of decoding would wait for anything slower."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _joined(self, heads: Tensor) -> Tensor:
         """The heads' outputs (B, H, N, D), normalised where that is asked for, side by side and projected."""
         if self.output_norm is not None:
             heads = self.output_norm(heads)
-        out: Tensor = self.output(rearrange(heads, "b h n d -> b n (h d)"))
+        out: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return out
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: Any) -> tuple[Tensor, Any]:

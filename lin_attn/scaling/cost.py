@@ -120,7 +120,7 @@ def linear_flops(point: Point, kv_heads: int) -> int:
 
         forward Σ 4C²D + 4CD²       train Σ 16C²D + 14CD²        summed over chunks
 
-    which is linear in N since C does not grow. "cpu" computes the same, in chunks of 64. A step of decode in plain
+    which is linear in N since C does not grow. "cpu" computes the same, in chunks of 32. A step of decode in plain
     PyTorch is q̃ S and q̂ z, 2D² + 2D; the outer product k̃ vᵀ is done element by element. "reference" forms q̃ k̃ᵀ, q̂ k̂ᵀ
     and P v over all N², and q̃ S and k̃ᵀ v; in train each product with two gradients again twice, those with sums that
     need none once, or not at all.

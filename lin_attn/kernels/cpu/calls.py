@@ -12,7 +12,7 @@ from torch import Tensor
 from lin_attn.kernels.cpu.library import Problem, TensorView, call, load
 
 FEATURE_MAPS = ("identity", "relu", "squared_relu", "elu1")  # in the order of csrc/problem.h's Phi
-CHUNK = 64  # tokens; these two are csrc/problem.h's
+CHUNK = 32  # tokens; these two are csrc/problem.h's
 MAX_DIM = 256  # of D and M
 _ROPES = ("none", "after", "before")
 

@@ -66,7 +66,7 @@ def describe() -> str:
     library = load()
     if isinstance(library, str):
         return library
-    products = "bfloat16 products" if library.lin_attn_built(2) else "float32 products"
+    products = ("float32 products", "bfloat16 products", "bfloat16 products in tiles (AMX)")[library.lin_attn_built(2)]
     return f"vectors of {library.lin_attn_built(1)} floats, {products}, {library._name}"
 
 

@@ -156,6 +156,7 @@ class Passes {
     template <class Body>
     void each(Index count, Body body) {
         parallel(pairs_ * count, p_.threads, p_.poison, [&](Arena& arena, Index item) {
+            const Tiles tiles(sizeof(P) == sizeof(bf16));
             body(Scan<T, P>(p_, arena, item / count), item / count, item % count);
         });
     }
@@ -241,12 +242,12 @@ EXPORT int lin_attn_step(const lin_attn::Problem* p) {
     }
 }
 
-// What was built: size of Problem, floats a vector, and whether the processor multiplies bf16.
+// What was built: size of Problem, floats a vector, and how bfloat16 is multiplied (lin_attn::Bf16).
 EXPORT int64_t lin_attn_built(int what) {
     switch (what) {
         case 0: return sizeof(lin_attn::Problem);
         case 1: return lin_attn::W;
-        default: return LIN_ATTN_HAS_DPBF16;
+        default: return static_cast<int64_t>(lin_attn::best_bf16());
     }
 }
 }

@@ -43,7 +43,7 @@ struct Problem {
     int32_t poison;                   // 1: scratch memory starts as NaN
 };
 
-constexpr int64_t CHUNK = 64;     // tokens
+constexpr int64_t CHUNK = 32;     // tokens
 constexpr int64_t MAX_DIM = 256;  // of D and M
 
 enum class Phi : int32_t { identity, relu, squared_relu, elu1 };

@@ -9,7 +9,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
+#include "tiles.h"
 #include "vectors.h"
 
 namespace lin_attn {
@@ -108,11 +110,13 @@ inline void tile_of(int n_rows, int n_vectors, Index k0, Index k1, Left<P> a, Ri
 
 }  // namespace detail
 
-// C (m × n, both multiples of W, row stride ldc) = A B, or += it. Columns of tiles go outermost, so that a tile's part of B
-// stays in the first-level cache while A passes.
+namespace detail {
+
+// Columns of tiles go outermost, so that a tile's part of B stays in the first-level cache while A passes.
 template <class P>
-void multiply(Triangle triangle, bool add, Index m, Index n, Index k, Left<P> a, Right<P> b, float* c, Index ldc) {
-    constexpr Index step = detail::K_STEP<P>;
+void multiply_in_vectors(
+    Triangle triangle, bool add, Index m, Index n, Index k, Left<P> a, Right<P> b, float* c, Index ldc) {
+    constexpr Index step = K_STEP<P>;
     for (Index j = 0; j < n; j += TILE_VECTORS * W) {
         for (Index i = 0; i < m; i += TILE_ROWS) {
             const Index rows = std::min<Index>(TILE_ROWS, m - i);
@@ -123,9 +127,41 @@ void multiply(Triangle triangle, bool add, Index m, Index n, Index k, Left<P> a,
             const Index end = round_up(triangle == Triangle::of_left ? std::min(k, i + rows) : k, step);
             const Left<P> left{a.p + i * a.row, a.row, a.col};
             const Right<P> right{b.p + j * step, b.ld};
-            detail::tile_of<P>(rows, vectors, begin, end, left, right, c + i * ldc + j, ldc, add);
+            tile_of<P>(rows, vectors, begin, end, left, right, c + i * ldc + j, ldc, add);
         }
     }
+}
+
+#if LIN_ATTN_HAS_AMX
+// k a multiple of 32.
+inline void multiply_in_tiles(
+    Triangle triangle, bool add, Index m, Index n, Index k, Left<bf16> a, Right<bf16> b, float* c, Index ldc) {
+    constexpr auto blocks = std::array{amx_block<1, 1>, amx_block<1, 2>, amx_block<2, 1>, amx_block<2, 2>};
+    for (Index i = 0; i < m; i += 32) {
+        const bool down = i + 16 < m;
+        const Index columns = triangle == Triangle::of_result ? std::min(n, i + 32) : n;
+        const Index begin = triangle == Triangle::of_left_up ? i : 0;
+        const Index end = triangle == Triangle::of_left ? std::min(k, i + 32) : k;
+        for (Index j = 0; j < columns; j += 32) {
+            const bool across = j + 16 < columns;
+            const auto *left = reinterpret_cast<const char*>(a.p + i * a.row), *right = reinterpret_cast<const char*>(b.p + 2 * j);
+            blocks[2 * down + across](begin, end, left, 2 * a.row, right, 4 * b.ld, c + i * ldc + j, ldc, add);
+        }
+    }
+}
+#endif
+
+}  // namespace detail
+
+// C (m × n, both multiples of W, row stride ldc) = A B, or += it.
+template <class P>
+void multiply(Triangle triangle, bool add, Index m, Index n, Index k, Left<P> a, Right<P> b, float* c, Index ldc) {
+#if LIN_ATTN_HAS_AMX
+    if constexpr (sizeof(P) == 2) {
+        if (k % 32 == 0 && tiles_permitted()) return detail::multiply_in_tiles(triangle, add, m, n, k, a, b, c, ldc);
+    }
+#endif
+    detail::multiply_in_vectors<P>(triangle, add, m, n, k, a, b, c, ldc);
 }
 
 // x (rows × columns, row stride ld, both multiples of W) to its transpose.
@@ -144,9 +180,7 @@ inline void transpose(const float* x, Index ld, Index rows, Index columns, float
 inline void pack(const float* x, Index ld, Index rows, Index columns, bf16* y) {
     for (Index i = 0; i < rows; i += 2) {
         for (Index j = 0; j < columns; j += W) {
-            const BitVec even = __builtin_convertvector(narrow(load(x + i * ld + j)), BitVec);
-            const BitVec odd = i + 1 < rows ? __builtin_convertvector(narrow(load(x + (i + 1) * ld + j)), BitVec) : BitVec{};
-            const BitVec both = even | (odd << 16);
+            const BitVec both = interleave(load(x + i * ld + j), i + 1 < rows ? load(x + (i + 1) * ld + j) : Vec{});
             std::memcpy(y + i * columns + 2 * j, &both, sizeof both);
         }
     }

@@ -28,12 +28,18 @@ Rows<T> rows_of(const Tensor& x, Index batch, Index head, Index dim) {
     return {static_cast<T*>(x.data) + batch * x.stride[0] + head * x.stride[1], x.stride[2], x.stride[3], dim};
 }
 
-// Rows are read once in a scan, a chunk at a time, and the work on a chunk is long: the next one is asked for meanwhile.
-constexpr Index AHEAD = CHUNK;
+// Rows are read once in a scan, a chunk at a time, and the work on a chunk is long: the one after the next is asked for
+// meanwhile.
+constexpr Index AHEAD = 2 * CHUNK;
 
 template <class T>
 void prefetch(const T* p, Index n) {
     for (Index j = 0; j < n; j += 64 / sizeof(T)) __builtin_prefetch(p + j, 0, 2);
+}
+
+template <class T>
+void prefetch_to_write(const T* p, Index n) {
+    for (Index j = 0; j < n; j += 64 / sizeof(T)) __builtin_prefetch(p + j, 1, 2);
 }
 
 // Row n as float32 with zeros up to whole vectors; `buffer` has room for it, and is not used where it lies so already.
@@ -53,13 +59,14 @@ const float* read_row(const Rows<T>& x, Index n, float* buffer) {
     return buffer;
 }
 
+// Row n = scale · row.
 template <class T>
-void write_row(const Rows<T>& x, Index n, const float* row) {
+void write_row(const Rows<T>& x, Index n, const float* row, float scale = 1) {
     T* p = x.p + n * x.row;
     Index j = 0;
     if (x.col == 1)
-        for (; j + W <= x.dim; j += W) store(p + j, load(row + j));
-    for (; j < x.dim; ++j) put(p + j * x.col, row[j]);
+        for (; j + W <= x.dim; j += W) store(p + j, load(row + j) * scale);
+    for (; j < x.dim; ++j) put(p + j * x.col, row[j] * scale);
 }
 
 template <class T>
@@ -73,13 +80,11 @@ struct Angles {
 };
 
 inline Vec rotate(Vec x, Angles angles, Index j) {
-    const Vec straight = x * twice(angles.cos + j / 2), crossed = swap_pairs(x) * twice(angles.sin + j / 2);
-    return even_odd(straight - crossed, straight + crossed);
+    return multiply_subtract_add(x, twice(angles.cos + j / 2), swap_pairs(x) * twice(angles.sin + j / 2));
 }
 
 inline Vec rotate_back(Vec x, Angles angles, Index j) {
-    const Vec straight = x * twice(angles.cos + j / 2), crossed = swap_pairs(x) * twice(angles.sin + j / 2);
-    return even_odd(straight + crossed, straight - crossed);
+    return multiply_subtract_add(x, twice(angles.cos + j / 2), swap_pairs(x) * -twice(angles.sin + j / 2));
 }
 
 template <Phi phi>

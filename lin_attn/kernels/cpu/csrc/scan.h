@@ -1,4 +1,4 @@
-// One head of keys and values, and the heads of queries that share it, scanned in chunks of 64 tokens.
+// One head of keys and values, and the heads of queries that share it, scanned in chunks of 32 tokens.
 //
 // With q̃, k̃ the rotated features and q̂, k̂ the plain ones, A = tril(q̃ k̃ᵀ) within a chunk, S and z the sums before it:
 //
@@ -65,14 +65,13 @@ class Scan {
             const Right<P> v = p_.causal ? right(keys.v, rows_, M_) : Right<P>{};
             float* out = arena_.take(rows_ * M_);
             for (Index head = kv_head_ * groups_; head < (kv_head_ + 1) * groups_; ++head) {
-                const Queries q = read_queries(head);
-                const Left<P> left_q = left(q.numerator, rows_, D_);
+                const Left<P> left_q = left(read_queries_and_sums(head, p_.causal ? keys.seen : sums.z), rows_, D_);
                 multiply(Triangle::none, false, rows_, M_, D_, left_q, s, out, M_);
                 if (p_.causal) {
                     const float* scores = causal_product(left_q, kt, D_);
                     multiply(Triangle::of_left, true, rows_, M_, rows_, left(scores, rows_, rows_), v, out, M_);
                 }
-                write_outputs(head, q, p_.causal ? keys.seen : sums.z, out);
+                write_outputs(head, out);
             }
             if (p_.causal) multiply(Triangle::none, true, D_, M_, rows_, left_transposed(keys.k, D_), v, sums.s, M_);
         }
@@ -194,6 +193,23 @@ class Scan {
         return q;
     }
 
+    // q̃ (rows, D); the denominators are made while q̂ is at hand, and q̂ need not be kept. The rows of the output, which are
+    // written when the products are done, are asked for.
+    float* read_queries_and_sums(Index head, const float* seen) {
+        float *numerator = arena_.take(rows_ * D_), *plain = arena_.take(D_), *buffer = arena_.take(D_);
+        const Rows<const T> x = rows_of<const T>(p_.q, batch_, head, p_.dim);
+        const Rows<T> out = rows_of<T>(p_.out, batch_, head, p_.value_dim);
+        for (Index i = 0; i < length_; ++i) {
+            features(phi_, rope_, read_row(x, begin_ + i, buffer), p_.dim, angles(i), numerator + i * D_, plain);
+            if (out.col == 1) prefetch_to_write(out.p + (begin_ + i) * out.row, out.dim);
+            if (p_.denominators == nullptr) continue;
+            const float d = dot(plain, seen_by(seen, i), D_);
+            denominators(head)[i] = std::fabs(d) < p_.eps ? (d < 0 ? -p_.eps : p_.eps) : d;
+        }
+        zero_rows_after(numerator, D_);
+        return numerator;
+    }
+
     // g = ∂out / d, (rows, M).
     float* read_output_gradient(Index head) {
         float *g = arena_.take(rows_ * M_), *buffer = arena_.take(M_);
@@ -207,18 +223,10 @@ class Scan {
         return g;
     }
 
-    void write_outputs(Index head, const Queries& q, const float* seen, float* out) {
+    void write_outputs(Index head, const float* out) {
         const Rows<T> to = rows_of<T>(p_.out, batch_, head, p_.value_dim);
-        for (Index i = 0; i < length_; ++i) {
-            float* row = out + i * M_;
-            if (p_.denominators != nullptr) {
-                float d = dot(q.denominator + i * D_, seen_by(seen, i), D_);
-                if (std::fabs(d) < p_.eps) d = d < 0 ? -p_.eps : p_.eps;
-                denominators(head)[i] = d;
-                scale_row(row, 1 / d, M_);
-            }
-            write_row(to, begin_ + i, row);
-        }
+        for (Index i = 0; i < length_; ++i)
+            write_row(to, begin_ + i, out + i * M_, p_.denominators == nullptr ? 1.0f : 1 / denominators(head)[i]);
     }
 
     void write_query_gradients(Index head, const Queries& q, const float* seen, float* grad) {
@@ -298,6 +306,12 @@ class Scan {
 
     // Of xᵀ, x (rows, columns).
     Right<P> right_transposed(const float* x, Index rows, Index columns) {
+        if constexpr (sizeof(P) == sizeof(bf16)) {
+            if (columns % (2 * W) == 0) {  // two entries of bfloat16 that lie side by side stay so: as one of 32 bits
+                const auto* pairs = reinterpret_cast<const float*>(left(x, rows, columns).p);
+                return {reinterpret_cast<const P*>(transposed(pairs, rows, columns / 2)), rows};
+            }
+        }
         return right(transposed(x, rows, columns), columns, rows);
     }
 

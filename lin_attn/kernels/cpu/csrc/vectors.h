@@ -7,8 +7,11 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX512BF16__) && !defined(LIN_ATTN_LANES)
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+
+#if defined(__AVX512BF16__) && !defined(LIN_ATTN_LANES)
 #define LIN_ATTN_HAS_DPBF16 1
 #else
 #define LIN_ATTN_HAS_DPBF16 0
@@ -79,6 +82,19 @@ inline ShortVec narrow(Vec x) {
 #endif
 }
 
+// Two vectors to bfloat16, the first's entries in the lower halves of 32 bits.
+inline BitVec interleave(Vec low, Vec high) {
+#if LIN_ATTN_HAS_DPBF16 && LIN_ATTN_LANES == 16
+    const __m512bh side_by_side = _mm512_cvtne2ps_pbh(read<__m512>(&high), read<__m512>(&low));
+    const __m512i even_odd = _mm512_set_epi16(
+        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i both = _mm512_permutexvar_epi16(even_odd, read<__m512i>(&side_by_side));
+    return read<BitVec>(&both);
+#else
+    return __builtin_convertvector(narrow(low), BitVec) | (__builtin_convertvector(narrow(high), BitVec) << 16);
+#endif
+}
+
 inline void store(bf16* p, Vec x) {
     const ShortVec y = narrow(x);
     std::memcpy(p, &y, sizeof y);
@@ -98,12 +114,6 @@ inline void put(bf16* p, float x) {
     p->bits = y[0];
 }
 
-inline float sum(Vec x) {
-    float parts[W], total = 0;
-    std::memcpy(parts, &x, sizeof x);
-    for (int i = 0; i < W; ++i) total += parts[i];
-    return total;
-}
 
 inline Vec maximum(Vec x, Vec bound) { return x < bound ? bound : x; }  // NaN stays
 
@@ -152,7 +162,21 @@ inline Vec exchange(Vec a, Vec b, std::integer_sequence<int, i...>) {
                  : __builtin_shufflevector(a, b, ((i & step) ? W + i - step : i)...);
 }
 
+// x with its lanes moved by `step`, round.
+template <int step, int... i>
+inline Vec turn(Vec x, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(x, x, ((i + step) % W)...);
+}
+
 using Lanes = std::make_integer_sequence<int, W>;
+
+// The sum over lanes in each lane, by halves: the lanes' own order would be a chain of W dependent additions.
+template <int step>
+inline Vec sum_lanes(Vec x) {
+    x += turn<step>(x, Lanes{});
+    if constexpr (step > 1) return sum_lanes<step / 2>(x);
+    return x;
+}
 
 template <int step>
 inline void exchange_all(Vec (&rows)[W]) {
@@ -175,8 +199,17 @@ inline Vec swap_pairs(Vec x) { return detail::swap_pairs(x, detail::Lanes{}); }
 // (x0, x1, …) of half the width → (x0, x0, x1, x1, …)
 inline Vec twice(const float* p) { return detail::twice(read<HalfVec>(p), detail::Lanes{}); }
 
-// Even lanes from the one, odd lanes from the other.
-inline Vec even_odd(Vec even, Vec odd) { return detail::even_odd(even, odd, detail::Lanes{}); }
+inline float sum(Vec x) { return detail::sum_lanes<W / 2>(x)[0]; }
+
+// x y − z in even lanes, x y + z in odd ones.
+inline Vec multiply_subtract_add(Vec x, Vec y, Vec z) {
+#if defined(__AVX512F__) && LIN_ATTN_LANES == 16
+    const __m512 result = _mm512_fmaddsub_ps(read<__m512>(&x), read<__m512>(&y), read<__m512>(&z));
+    return read<Vec>(&result);
+#else
+    return detail::even_odd(x * y - z, x * y + z, detail::Lanes{});
+#endif
+}
 
 // Transposes a W × W block in registers.
 inline void transpose_block(Vec (&rows)[W]) { detail::exchange_all<W / 2>(rows); }
