@@ -14,6 +14,7 @@ COMMANDS = {
     "generate": ("generate", "continue a prompt with a checkpoint"),
     "data": ("data", "prepare a corpus and tell what is in it"),
     "scale": ("scale", "measure time and memory against sequence length"),
+    "convert": ("convert", "write a model in the format of lin-attn or of transformers"),
     "average": ("average", "average the weights of checkpoints"),
     "figures": ("figures", "draw the figures of the RoFormer paper that need no training"),
     "env": ("env", "print versions, devices, and which backends are usable"),
