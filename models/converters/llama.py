@@ -3,7 +3,7 @@
     x ← x + attention(RMSNorm(x)),  x ← x + W_down (silu(W_gate x) ⊙ W_up x) of RMSNorm(x)      a layer
     logits = W RMSNorm(x)
 
-Their rotary pairs are (x_i, x_{i+D/2}), ours (x_2i, x_2i+1) as in RoFormer's paper: the rows of W_q and W_k change places
+Their rotary pairs are (x_i, x_{i+D/2}), ours (x_2i, x_2i+1) as in RoFormer's paper: rows of W_q and W_k change places
 within each head, and no product of q and k does. rope_scaling "linear" is ours of that name; one that depends on the
 length of the text at hand ("dynamic"), or treats frequencies apart ("llama3", "yarn", "longrope"), is refused. Ours of
 the name "ntk" is written as the base that it stands for.

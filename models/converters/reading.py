@@ -64,13 +64,16 @@ def read_transformers(
     path = folder / CONFIG
     fields = Fields(read_json(path, f"{folder} is no folder of a model"), path)
     layout = layout_of(fields.take("model_type", "", str), path)
+    tensors = Tensors(folder, layout.PREFIX)
+    layers = fields.take("num_hidden_layers", 0)
+    if layers > len(tensors.unused):  # before so many are made
+        fields.refuse("num_hidden_layers", f"and {tensors.path.name} has {len(tensors.unused)} tensors", "fewer layers")
     plan: Plan = layout.read(fields, _architecture(fields, layout))
     if not issubclass(getattr(models, plan.kind), kind):
         raise ValueError(f"{folder} holds a {plan.kind} in the layout of transformers; wanted a {kind.__name__}")
     plan.notes += [f"config.json has fields that {layout.NAME} does not read: {', '.join(unknown)}"
                    for unknown in [fields.unknown()] if unknown]  # fmt: skip
     model = build({"class": plan.kind, "network": plan.network, "optimizer": {}, "options": plan.options}, path)
-    tensors = Tensors(folder, layout.PREFIX)
     weights = _weights(model, plan, tensors)
     _account(plan, tensors)
     wanted = dtype or reduce(torch.promote_types, (weight.dtype for weight in weights.values()), torch.float32)
@@ -128,7 +131,7 @@ def _checked(tensors: Tensors, name: str, shape: tuple[int | None, ...]) -> Tens
 
 def _account(plan: Plan, tensors: Tensors) -> None:
     """Raises ValueError for tensors that nobody asked for, unless they repeat others, or are known and told."""
-    left = {}
+    left: dict[str, list[str]] = {}
     for name in sorted(tensors.unused):
         here = f"{tensors.path}: {tensors.original(name)}"
         if name in plan.copies:

@@ -1,6 +1,7 @@
 """Models of transformers come over with their logits, or are refused by the name of what is in the way; and back."""
 
 import json
+import random
 import re
 import shutil
 import warnings
@@ -15,6 +16,7 @@ from models import CausalLM, MaskedLM, PairRanker, SequenceClassifier, from_pret
 from models.cli import main
 from models.converters import write_transformers
 from tests.helpers import relative
+from tests.models.test_pretrained import damaged, replace
 
 VOCAB, LENGTHS = 31, [18, 11, 2]
 TOLERANCE = 1e-5  # of logits, ‖a−b‖/‖b‖ in float32
@@ -241,6 +243,7 @@ CASES = [
     ("RoFormerForMaskedLM", {"model_type": "roformer_v2"}, "model_type is 'roformer_v2', for which"),
     ("RoFormerForMaskedLM", {"hidden_size": "24"}, "hidden_size is '24'"),
     ("RoFormerForMaskedLM", {"num_attention_heads": 5}, "describes no model"),
+    ("RoFormerForMaskedLM", {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000, and model.safetensors"),
     ("BertForMaskedLM", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
     ("BertForMaskedLM", {"add_cross_attention": True}, "add_cross_attention is True"),
     ("BertForSequenceClassification", {"problem_type": "multi_label_classification"}, "problem_type is"),
@@ -346,6 +349,22 @@ def test_files_that_do_not_belong_together_are_refused(saved, tmp_path):
         index.write_text(json.dumps({"weight_map": places}))
         with pytest.raises(ValueError, match=told):
             from_pretrained(folder)
+
+
+def test_a_damaged_folder_loads_or_is_refused_in_one_sentence(saved, tmp_path):
+    whole, dice = saved / "LlamaForCausalLM", random.Random(0)
+    folder, refused = shutil.copytree(whole, tmp_path / "model"), 0
+    for _ in range(200):
+        path = folder / dice.choice(["config.json", "model.safetensors"])
+        replace(path, damaged((whole / path.name).read_bytes(), dice))
+        try:
+            ours(folder)
+        except ValueError as error:
+            refused += 1
+            clear = type(error) is ValueError and str(folder) in str(error)
+            assert clear, error  # noqa: PT017, anything but a ValueError ends the test
+        replace(path, (whole / path.name).read_bytes())
+    assert refused > 60  # without checksums what only changes a number loads
 
 
 class Harmful:
