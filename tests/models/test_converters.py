@@ -115,16 +115,15 @@ def test_a_decoder_gives_the_logits_of_transformers(name, side, tmp_path):
     their_model = theirs(*DECODERS[name], tmp_path)
     model = ours(tmp_path, kind=CausalLM)
     tokens, mask, _ = batch(side)
+    everything = torch.ones_like(mask)
+    # transformers 5.9 and later had a RoFormerForCausalLM that sees the future (its issue 48745); 5.24 does not.
+    whole, begun = logits(their_model, tokens, everything), logits(their_model, tokens[:, :5], everything[:, :5])
+    if relative(begun, whole[:, :5]) > TOLERANCE:
+        pytest.skip(f"{type(their_model).__name__} of transformers {transformers.__version__} sees the future")
     with torch.no_grad():
         got = model(tokens, mask)
-    # Prefix by prefix: transformers 5.9 and later had a RoFormerForCausalLM that saw the future (its issue 48745). The
-    # last place of a prefix has none, and with one layer more than one, neither may those before it.
-    for row, kept, out in zip(tokens, mask, got, strict=True):
-        alone = row[kept][None]
-        wanted = logits(their_model, alone, torch.ones_like(alone, dtype=torch.bool))[0]
-        assert relative(out[kept], wanted) < TOLERANCE
-    if side == "right":
-        assert relative(got[mask], logits(their_model, tokens, mask)[mask]) < TOLERANCE
+        assert relative(model(tokens), whole) < TOLERANCE
+    assert relative(got[mask], logits(their_model, tokens, mask)[mask]) < TOLERANCE
 
 
 def test_the_causal_roformer_here_sees_no_future_whatever_that_of_transformers_does(tmp_path):
