@@ -65,8 +65,8 @@ class Decoder(TokenNetwork):
         bert = config.head == "bert"
         if config.tie_embeddings and not bert and self.width != config.d_model:
             raise ValueError(
-                f"network.embedding_size is {self.width} with d_model {config.d_model} and tie_embeddings, and the head "
-                "takes d_model; wanted tie_embeddings false, or head bert"
+                f"network.embedding_size is {self.width} with d_model {config.d_model} and tie_embeddings, and the "
+                "head takes d_model; wanted tie_embeddings false, or head bert"
             )
         self.transform = HeadTransform(config, self.width) if bert else nn.Identity()
         self.head = nn.Linear(self.width if bert else config.d_model, config.vocab_size, bias=bert)

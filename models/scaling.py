@@ -104,18 +104,18 @@ def network_cost(point: Point, config: NetworkConfig) -> Cost:
     """The cost of a whole model at a point.
 
     To attention's own (`lin_attn.scaling.cost`), a layer adds the projections 2E(2E + 2·H_k·D) and the feed-forward
-    4EF, by SwiGLU 6EF, a token; the head adds 2EV, and what is before it or after the embeddings its own. Train takes each three times: forward, and both gradients. Bytes
-    saved and the peak are not derived; the state is L times attention's.
+    4EF, by SwiGLU 6EF, a token; the head adds 2EV, and projections before it or after the embeddings add theirs. Train
+    takes each three times: forward, and both gradients. Bytes saved and the peak are not derived; the state is L times
+    attention's.
     """
     config = with_mechanism(config, point.mechanism)
     kv_heads = config.n_kv_heads or config.n_heads
     heads = cost(point, kv_heads=kv_heads)
     with torch.device("meta"):
         feed_forward = sum(weight.numel() for weight in FeedForward(config).parameters())
+        network = Decoder(replace(config, n_layers=1))
     E, tokens = config.d_model, point.batch * (1 if point.phase == "decode" else point.length)
     layer = 2 * E * E + 2 * E * kv_heads * point.head_dim + feed_forward
-    with torch.device("meta"):
-        network = Decoder(replace(config, n_layers=1))
     ends = [network.head, *network.transform.modules(), *network.projection.modules()]
     outside = sum(part.weight.numel() for part in ends if isinstance(part, nn.Linear))
     linear = 2 * tokens * (config.n_layers * layer + outside)

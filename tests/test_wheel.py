@@ -1,5 +1,6 @@
-"""The wheel, installed elsewhere, has all that it needs: packages, types, configurations, the command."""
+"""The wheel, installed elsewhere, has all that it needs: packages, types, configurations, checkpoints, the command."""
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -8,16 +9,30 @@ from pathlib import Path
 
 import pytest
 
+from lin_attn.data.tokenizer import ByteTokenizer
+from models import CausalLM, available
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.slow
 def test_the_wheel_trains_and_generates_in_an_environment_of_its_own(tmp_path):
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    # A copy, with one checkpoint more than those that are shipped.
+    source = tmp_path / "source"
+    for part in ("lin_attn", "models", "configs"):
+        shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, source)
+    model = CausalLM(network={"d_model": 16, "n_layers": 1, "n_heads": 2})
+    model.tokenizer = ByteTokenizer()
+    model.save_pretrained(source / "models" / "zoo" / "tiny")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
     subprocess.run(build, check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {"lin_attn/py.typed", "models/py.typed", "models/configs/lm/debug.yaml"} <= set(names)
+    files = [path for path in (source / "models" / "zoo").rglob("*") if path.is_file()]
+    assert {path.relative_to(source).as_posix() for path in files} <= set(names)
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"lin_attn", "models"}
 
@@ -44,3 +59,6 @@ def test_the_wheel_trains_and_generates_in_an_environment_of_its_own(tmp_path):
     checkpoint = "runs/debug/version_0/checkpoints/last.ckpt"
     text = run(command, "generate", "--checkpoint", checkpoint, "--prompt", "All", "--max-new-tokens", "5")
     assert text.startswith("All")
+    load = "from models import available, from_pretrained; print([n for n in available() if from_pretrained(n)])"
+    assert run(str(python), "-c", load).strip() == str(sorted({*available(), "tiny"}))
+    assert run(command, "generate", "--model", "tiny", "--prompt", "No", "--max-new-tokens", "5").startswith("No")

@@ -17,6 +17,7 @@ COMMANDS = {
     "zoo": ("zoo", "list the checkpoints that come with lin-attn"),
     "data": ("data", "prepare a corpus and tell what is in it"),
     "scale": ("scale", "measure time and memory against sequence length"),
+    "convert": ("convert", "write a model in the format of lin-attn or of transformers"),
     "average": ("average", "average the weights of checkpoints"),
     "figures": ("figures", "draw the figures of the RoFormer paper that need no training"),
     "env": ("env", "print versions, devices, and which backends are usable"),

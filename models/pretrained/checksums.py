@@ -1,7 +1,8 @@
 """Checksums of a folder's files, in the format of sha256sum: damage to any of them is seen before it is read.
 
 They guard against accidents (a cut transfer, a flipped bit, a digit that was changed in config.json and nowhere else),
-not against whoever can write to the folder. Hashing reads the file once, at some 10⁹ bytes a second.
+not against whoever can write to the folder. Hashing reads every file once more, at 0.4 to 1 · 10⁹ bytes a second:
+under 20 ms for 8 MB, half a minute for 14 GB.
 """
 
 import hashlib

@@ -16,8 +16,8 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,16 +58,33 @@ def write_folder(
     if dtype is not None:
         dtype_name(dtype, "dtype")
     known = checked_summary(summary or {})
-    _check_place(folder, overwrite)
-    aside = folder.with_name(f".{folder.name}.tmp")  # one name a target: the next writes over what was left behind
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+    with new_folder(folder, overwrite=overwrite, known=FILES) as aside:
         names = [CONFIG, WEIGHTS, *_write_tokenizer(model.tokenizer, aside)]
         stored = write_weights(model, aside / WEIGHTS, dtype)
         _write_json(aside / CONFIG, _config_of(model, stored, known))
         (aside / CARD).write_text(model_card(model, known, stored, name or folder.name), encoding="utf-8")
         (aside / CHECKSUMS).write_text(checksums(aside, names), encoding="ascii")
+
+
+@contextmanager
+def new_folder(folder: Path, *, overwrite: bool, known: Collection[str]) -> Iterator[Path]:
+    """A folder beside another's place to write files into, which is brought to the disk and renamed to it in the end.
+
+    Args:
+        folder: the place.
+        overwrite: replace what is there, if it has no other files than the known ones.
+        known: names of files that may be replaced.
+
+    Raises:
+        ValueError: if there are files that are not to be replaced.
+        CheckpointWriteError: if writing failed; what was there before is as it was.
+    """
+    _check_place(folder, overwrite, known)
+    aside = folder.with_name(f".{folder.name}.tmp")  # one name a target: the next writes over what was left behind
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        yield aside
         for path in aside.iterdir():
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -236,14 +253,14 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def _check_place(folder: Path, overwrite: bool) -> None:
+def _check_place(folder: Path, overwrite: bool, known: Collection[str]) -> None:
     """Only what save_pretrained wrote is ever replaced."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file; wanted a folder, new or empty")
     here = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if here and not overwrite:
         raise ValueError(f"{folder} has files already; wanted a new or empty folder, or overwrite=True")
-    others = [name for name in here if name not in FILES]
+    others = [name for name in here if name not in known]
     if others:
         raise ValueError(
             f"{folder} holds {others[0]!r}, no part of a saved model; wanted a folder of save_pretrained alone"

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from models.checkpoint import load_checkpoint
+from models.converters import is_foreign, read_transformers
 from models.pretrained.folder import CONFIG, read_folder
 from models.pretrained.hub import PREFIX, download
 from models.pretrained.weights import dtype_name
@@ -84,6 +85,11 @@ def from_pretrained(
     if path.suffix == ".ckpt":
         model = load_checkpoint(path, device="cpu", kind=kind)
         return model.to(device=place, dtype=dtype) if dtype is not None else model.to(place)
+    if is_foreign(path):
+        model, notes = read_transformers(path, device=place, dtype=dtype, kind=kind)
+        if notes:
+            warnings.warn(f"{path} is read with some of it left behind: {'; '.join(notes)}", stacklevel=2)
+        return model
     return read_folder(path, device=place, dtype=dtype, kind=kind)
 
 

@@ -47,20 +47,29 @@ def named_weights(model: nn.Module) -> dict[str, list[str]]:
     return {group[0]: group for group in names.values()}
 
 
-def write_weights(model: nn.Module, path: Path, dtype: torch.dtype | None) -> str:
-    """Writes a model's weights, in a dtype of theirs or in their own, whose name is returned.
+def stored_dtype(model: nn.Module, dtype: torch.dtype | None) -> str:
+    """The name of the dtype to store a model's weights in: the one asked for, or their own.
 
     Raises:
         ValueError: if the weights are spread over processes, are not there, or are of several dtypes.
     """
-    weights = {name: model.get_parameter(name).detach() for name in named_weights(model)}
-    for name, weight in weights.items():
+    for name, weight in model.named_parameters():
         if hasattr(weight, "full_tensor") or weight.is_meta:
             raise ValueError(f"{name} is not whole in this process; load a checkpoint of the run and save that")
-    kinds = sorted({str(weight.dtype) for weight in weights.values()})
+    kinds = sorted({str(weight.dtype) for weight in model.parameters()})
     if dtype is None and len(kinds) > 1:
         raise ValueError(f"the weights are of {' and '.join(kinds)}; wanted one, or dtype to store them in")
-    stored = dtype_name(next(iter(weights.values())).dtype if dtype is None else dtype, "dtype")
+    return dtype_name(next(model.parameters()).dtype if dtype is None else dtype, "dtype")
+
+
+def write_weights(model: nn.Module, path: Path, dtype: torch.dtype | None) -> str:
+    """Writes a model's weights, in a dtype of theirs or in their own, whose name is returned.
+
+    Raises:
+        ValueError: as `stored_dtype`.
+    """
+    stored = stored_dtype(model, dtype)
+    weights = {name: model.get_parameter(name).detach() for name in named_weights(model)}
     # A copy: slices of one storage, as fused projections would be, are told apart in the file.
     whole = {name: weight.to("cpu", DTYPES[stored], copy=True).contiguous() for name, weight in weights.items()}
     save_file(whole, path, metadata={"format": "pt"})
@@ -97,8 +106,8 @@ def read_weights(model: nn.Module, path: Path, *, stored: str, dtype: torch.dtyp
             raise ValueError(f"{path}: {name} has shape {shape}; wanted {wanted}")
         if found != stored:
             raise ValueError(f"{path}: {name} is {found}; wanted {stored}, as config.json says")
-    with _opened(path) as file:
-        assign(model, names, {name: _tensor(file, name, path).to(device, dtype, copy=True) for name in names})
+    with open_weights(path) as file:
+        assign(model, names, {name: read_tensor(file, name, path).to(device, dtype, copy=True) for name in names})
 
 
 def assign(model: nn.Module, names: Mapping[str, list[str]], weights: Mapping[str, Tensor]) -> None:
@@ -127,7 +136,7 @@ def listed(names: list[str]) -> str:
 def _header(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and dtype of each tensor."""
     found = {}
-    with _opened(path) as file:
+    with open_weights(path) as file:
         for name in file.keys():  # noqa: SIM118, it is no dict
             part = file.get_slice(name)
             kind = part.get_dtype()
@@ -137,7 +146,12 @@ def _header(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     return found
 
 
-def _opened(path: Path) -> Any:
+def open_weights(path: Path) -> Any:
+    """A safetensors file, for `read_tensor`.
+
+    Raises:
+        ValueError: if it is not there, or not whole.
+    """
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
@@ -146,7 +160,12 @@ def _opened(path: Path) -> Any:
         raise ValueError(f"{path} is no whole safetensors file: {error}") from None
 
 
-def _tensor(file: Any, name: str, path: Path) -> Tensor:
+def read_tensor(file: Any, name: str, path: Path) -> Tensor:
+    """A tensor of an open safetensors file.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
     try:
         tensor: Tensor = file.get_tensor(name)
     except Exception as error:

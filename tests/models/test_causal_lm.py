@@ -23,6 +23,13 @@ NETWORKS = {
     "linear bare": {"normalize": False, "output_norm": True, "feature_map": "exp"},
     "linear grouped": {"n_kv_heads": 2, "ffn": "swiglu", "norm": "rms", "tie_embeddings": False},
     "linear post-norm": {"norm_position": "post", "bias": True, "ffn": "relu", "norm_eps": 0.1},
+    "linear roformer": {
+        "norm_position": "post",
+        "bias": True,
+        "embedding_norm": True,
+        "embedding_size": 8,
+        "head": "bert",
+    },
     "softmax rope": {"attention": "softmax"},
     "softmax sinusoidal": {"attention": "softmax", "position": "sinusoidal"},
     "linear rope partial": {"rotary_dim": 2, "rope_base": 500.0},
@@ -108,6 +115,10 @@ def by_hand(model, tokens):
             torch.arange(0, config.d_model, 2) / config.d_model
         )
         x = x * config.d_model**0.5 + torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).double()
+    if config.embedding_norm:
+        x = norm(x, net.embedding_norm)
+    if config.embedding_size is not None:
+        x = project(x, net.projection)
     for block in net.blocks:
         if config.norm_position == "post":
             x = norm(x + attend(x, block.attention), block.attention_norm)
@@ -116,7 +127,11 @@ def by_hand(model, tokens):
         x = x + attend(norm(x, block.attention_norm), block.attention)
         x = x + feed_forward(norm(x, block.feed_forward_norm), block.feed_forward)
     head = net.embedding.weight if config.tie_embeddings else net.head.weight
-    return (norm(x, net.norm) if config.norm_position == "pre" else x) @ head.T
+    x = norm(x, net.norm) if config.norm_position == "pre" else x
+    if config.head == "bert":
+        x = norm(F.gelu(x @ net.transform.dense.weight.T + net.transform.dense.bias), net.transform.norm)
+        return x @ head.T + net.head.bias
+    return x @ head.T
 
 
 def test_the_network_is_what_its_configuration_says(model, tokens):
@@ -296,6 +311,8 @@ def test_compiled_network_gives_the_same_logits(name, length):
         ({"attention": "performer"}, "attention"),
         ({"position": "rotary"}, "position"),
         ({"n_layers": 0}, "n_layers"),
+        ({"head": "none"}, "head"),
+        ({"embedding_size": 8}, "embedding_size"),
         ({"dropout": 1.0}, "dropout"),
         ({"d_model": 25}, "d_model"),
         ({"n_kv_heads": 3}, "n_kv_heads"),

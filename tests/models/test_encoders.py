@@ -252,6 +252,7 @@ def test_the_ranker_scores_pairs_by_one_function():
         ({"embedding_size": 0}, "embedding_size"),
         ({"norm_position": "mid"}, "norm_position"),
         ({"norm_eps": 0.0}, "norm_eps"),
+        ({"head": "bert"}, "head"),
         ({"attention": "softmax", "feature_map": "relu"}, "feature_map"),
         ({"position": "learned"}, "max_length"),
         ({"d_model": 25}, "d_model"),

@@ -198,6 +198,8 @@ def test_generation_leaves_the_mode_alone_and_knows_the_tokenizers_vocabulary():
         ({"position": "xpos"}, {}, "position"),
         ({"position": "t5"}, {}, "never forms"),
         ({"n_decoder_layers": 0}, {}, "n_decoder_layers"),
+        ({"head": "bert"}, {}, "head"),
+        ({"embedding_size": 8}, {}, "embedding_size"),
         ({"source_vocab_size": 0}, {}, "source_vocab_size"),
         ({"attention": "softmax", "rope": "before"}, {}, "rope"),
         ({"attention": "softmax", "position": "transformer_xl", "memory_length": 4, "segment_length": 4}, {}, "memory"),

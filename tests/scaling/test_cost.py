@@ -1,5 +1,6 @@
 """Costs by arithmetic are those that torch counts: operations, bytes saved and bytes of state exactly."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -112,11 +113,12 @@ def test_the_peak_grows_as_that_of_the_allocator_to_a_quarter(mechanism, backend
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(("mechanism", "backend"), [("linear", "auto"), ("softmax-math", "math")])
-def test_operations_of_a_model_are_those_that_torch_counts(mechanism, backend, phase, tmp_path):
-    config = NetworkConfig(vocab_size=50, d_model=24, n_layers=2, n_heads=3, n_kv_heads=1, ffn="swiglu")
+@pytest.mark.parametrize("fields", [{"n_kv_heads": 1, "ffn": "swiglu"}, {"embedding_size": 8, "head": "bert"}], ids=str)
+def test_operations_of_a_model_are_those_that_torch_counts(fields, mechanism, backend, phase, tmp_path):
+    network = {"vocab_size": 50, "d_model": 24, "n_layers": 2, "n_heads": 3} | fields
+    config = NetworkConfig(**network)
     path = tmp_path / "model.yaml"
-    network = "{vocab_size: 50, d_model: 24, n_layers: 2, n_heads: 3, n_kv_heads: 1, ffn: swiglu}"
-    path.write_text(f"model: {{init_args: {{network: {network}}}}}")
+    path.write_text(json.dumps({"model": {"init_args": {"network": network}}}))
     point = replace(
         POINT, mechanism=mechanism, backend=backend, phase=phase, level="model", head_dim=8, model=str(path)
     )
