@@ -3,12 +3,14 @@
 import json
 import re
 
+import datasets
 import pytest
 import torch
 
 from lin_attn.data import TextCorpus
 from models.checkpoint import load_checkpoint
 from models.evaluation import Reading, evaluate, state_growth, windows
+from tests.data.look_alikes import story, wikitext
 from tests.models.test_generation import NETWORKS, build
 
 QUIET = ["--trainer.enable_progress_bar", "false"]
@@ -147,6 +149,19 @@ def test_a_folder_gives_the_figures_of_its_checkpoint(run, checkpoint, books, tm
         assert run("evaluate", "--model", name, *options) == 0
         found.append(json.loads((tmp_path / "figures.json").read_text())["results"][0]["loss"])
     assert found[0] == found[1]
+
+
+def test_a_set_of_the_hub_is_read_by_its_own_options_and_split(run, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    root = wikitext(tmp_path / "wikitext")
+    options = ["--data", f"hub:{root}", "--data.config_name", "wikitext-2-raw-v1", "--data.row_separator", ""]
+    options += ["--model", checkpoint, "--lengths", 128, "--split", "test", "--json", tmp_path / "figures.json"]
+    assert run("evaluate", *options) == 0
+    told = json.loads((tmp_path / "figures.json").read_text())
+    rows = ["", " = wikitext-2-raw-v1 test = \n", "", *(f" {story(i + 2)} \n" for i in range(20))]
+    assert told["documents"] == 1
+    assert told["results"][0]["n_bytes"] == len("".join(rows).encode())
 
 
 def test_weights_in_bfloat16_are_near_those_in_float32(store, checkpoint):
