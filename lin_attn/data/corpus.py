@@ -149,11 +149,11 @@ class TextCorpus(BlockDataModule):
         store, n_blocks = self.stores["train"], len(self.blocks("train"))
         first = np.searchsorted(store.column("source"), np.arange(len(self._entries)))
         starts = np.append(store.column("start"), len(store))[first]
-        bounds = np.minimum(-(-(starts - 1) // self.block_length), n_blocks)
+        bounds = np.minimum(-(-(starts - 1) // self.text_length), n_blocks)
         return (0, *(int(bound) for bound in bounds[1:]), n_blocks)
 
     def _check_that_there_is_a_block(self) -> None:
-        n_tokens, needed = len(self.stores["train"]), self.block_length + 1
+        n_tokens, needed = len(self.stores["train"]), self.text_length + 1
         if n_tokens < needed:
             raise ValueError(
                 f"too little text to train on: {n_tokens} tokens in train, and one block with "

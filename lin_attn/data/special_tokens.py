@@ -55,7 +55,8 @@ class SpecialTokens:
         if isinstance(tokenizer, SpecialTokens):
             wanted = [*tokenizer.names, *(name for name in wanted if name not in tokenizer.names)]
             tokenizer = tokenizer.tokenizer
-        self.tokenizer, self.names = tokenizer, tuple(wanted)
+        self.tokenizer: Tokenizer = tokenizer
+        self.names: tuple[str, ...] = tuple(wanted)
         self.end_id: int = tokenizer.end_id
         self.vocab_size: int = tokenizer.vocab_size
         self.ids: dict[str, int] = {}

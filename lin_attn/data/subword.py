@@ -78,6 +78,16 @@ class SubwordTokenizer:
         return None if self._bytes_of is None else np.array([len(value) for value in self._bytes_of], dtype=np.int64)
 
     @property
+    def is_byte_level(self) -> bool:
+        """Whether each token stands for the same bytes wherever it comes up."""
+        return self._bytes_of is not None
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """The tokens as the library writes them, by id; "" for an id that has none."""
+        return [self._tokenizer.id_to_token(index) or "" for index in range(self.vocab_size)]
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the definition, the end token, and the rules of this file."""
         content = json.dumps([1, json.loads(self._definition), self._end_token], sort_keys=True)
