@@ -32,7 +32,22 @@ from models.throughput import FetchTimer, Throughput
 
 
 class Parser(LightningArgumentParser):
-    """Tells a mistake in the arguments without the list of all arguments above it."""
+    """Tells a mistake without the list of all arguments above it, and keeps the defaults of classes apart.
+
+    A class that is named in place of the default one would otherwise take over the default's arguments as far as it has
+    them: the batch_size of `TextCorpus` would be that of every data module.
+    """
+
+    def get_defaults(self, *args: Any, **kwargs: Any) -> Namespace:
+        """The defaults as they were set: which class, and its arguments only where some were set with it.
+
+        The others are those of the class that is chosen in the end, which the parser adds when it knows it.
+        """
+        defaults = super().get_defaults(*args, **kwargs)
+        for action in self._actions:
+            if isinstance(action.default, Namespace) and "class_path" in action.default:
+                defaults[action.dest] = action.default.clone()
+        return defaults
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the message and ends with status 2."""
