@@ -34,11 +34,12 @@ class TextCorpus(BlockDataModule):
         eval_batch_size: Blocks a batch has elsewhere; by default as in training.
         validation_source: Validation text, in the forms of source. Its files are left out of training.
         test_source: Test text, in the forms of source. Its files are left out of training.
-        tokenizer: "bytes"; "bpe" to train one on the training text; or a tokenizer.json, a folder with one
-            or with another tokenizer of transformers, "hub:OWNER/NAME", or a checkpoint (.ckpt), which
-            carries its own.
-        vocab_size: Of the BPE that is trained, special tokens included; by default 8192.
-        special_tokens: Of the BPE that is trained: text that is one token wherever it stands.
+        tokenizer: "bytes"; "bpe" to train one on the training text; "words" or, for Chinese, "jieba" for a
+            vocabulary of its commonest words, "words:FILE" or "jieba:FILE" for a given one, a token a line;
+            or a tokenizer.json, a folder with one or with another tokenizer of transformers,
+            "hub:OWNER/NAME", or a checkpoint (.ckpt), which carries its own.
+        vocab_size: Of a tokenizer that is trained, special tokens included; by default 8192.
+        special_tokens: Of a tokenizer that is trained: text that is one token wherever it stands.
         end_token: The token that ends a document, of a BPE or a given tokenizer. By default "<|endoftext|>",
             and the end-of-sequence token that a given tokenizer names.
         split: How validation and test are cut from source where they do not come with it: "document" takes
