@@ -51,6 +51,7 @@ class SequenceClassifier(TrainedModel):
     """
 
     network_config: EncoderConfig
+    body = "network.encoder"
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from models.checkpoint_io import AtomicCheckpointIO
 from models.cli import innermost
 from models.cli.configs import find_config
 from models.hardware import default_precision
+from models.initial_weights import InitialWeights
 from models.last_checkpoint import LastCheckpoint
 from models.report import BITS_PER_BYTE, report_run
 from models.throughput import FetchTimer, Throughput
@@ -63,7 +64,14 @@ class TrainingCLI(LightningCLI):
         self.config = parser.parse_args(args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds `--checkpoint`, the best model's, `--last_checkpoint`, and this project's defaults."""
+        """Adds `--checkpoint`, the best model's, `--last_checkpoint`, initial weights, and this project's defaults."""
+        parser.add_argument(
+            "--initial_weights", type=str | None, default=None, help="checkpoint whose weights fit begins with"
+        )
+        parser.add_argument(
+            "--replaced_weights", type=list[str] | None, default=None,
+            help="parts of the model, such as head, that begin anew with initial_weights",
+        )  # fmt: skip
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
         parser.set_defaults(
@@ -98,10 +106,18 @@ class TrainingCLI(LightningCLI):
                 f"trainer.gradient_clip_val is {trainer['gradient_clip_val']}; wanted optimizer.clip of the model, "
                 "which clips fused optimizers under mixed precision too"
             )
-        callbacks: list[Callback] = [Throughput()]
+        callbacks: list[Callback] = [Throughput(), *self._initial_weights()]
         if trainer["enable_progress_bar"] is not False and "ProgressBar" not in str(trainer["callbacks"]):
             callbacks.append(RunProgressBar())
         self.trainer_defaults = {"callbacks": callbacks}
+
+    def _initial_weights(self) -> list[Callback]:
+        """What loads them, in a run of fit that does not go on from a checkpoint."""
+        path, replaced = (self._get(self.config, f"{name}_weights") for name in ("initial", "replaced"))
+        if path is None and replaced:
+            raise ValueError(f"replaced_weights is {replaced} without initial_weights; leave it out")
+        begins = self.subcommand == "fit" and self._get(self.config, "ckpt_path") is None
+        return [InitialWeights(path, replaced or ())] if path is not None and begins else []
 
     def _monitor_a_figure_of_the_model(self) -> None:
         """Bits per byte, which is the default, are a figure of causal language models; the loss is one of all."""
