@@ -1,4 +1,4 @@
-"""Every configuration of configs/lm says how to run it, is parsed, builds without a network, and trains on a look-alike.
+"""Every configuration of configs/lm says how to run it, builds without a network, and trains on a look-alike.
 
 Those of configs/roformer are in `test_roformer_configs`.
 """
