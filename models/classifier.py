@@ -53,6 +53,7 @@ class SequenceClassifier(TrainedModel):
     """
 
     network_config: EncoderConfig
+    body = "network.encoder"
 
     def __init__(
         self,

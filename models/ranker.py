@@ -49,6 +49,7 @@ class PairRanker(TrainedModel):
     """
 
     network_config: EncoderConfig
+    body = "network.encoder"
     token_keys = ("first_tokens", "second_tokens")
 
     def __init__(

@@ -36,10 +36,12 @@ class TrainedModel(Shareable, LightningModule):
     Attributes:
         tokenizer: taken over from the data module or a checkpoint; None before.
         token_keys: the entries of a batch that are tokens, for counting how many are seen.
+        body: the part of it that other models may have too, under a name of their own.
         can_be_sharded: whether all its parameters are in `network`, for FSDP2.
     """
 
     token_keys: tuple[str, ...] = ("tokens",)
+    body: str = "network"
     can_be_sharded: bool = False
 
     def __init__(

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lin_attn.data.corpus import TextCorpus
+    from lin_attn.data.masked import MaskedCorpus
+    from lin_attn.data.special_tokens import SpecialTokens
     from lin_attn.data.streaming import StreamingCorpus
     from lin_attn.data.subword import SubwordTokenizer
     from lin_attn.data.tokenizer import ByteTokenizer
 
-__all__ = ["ByteTokenizer", "StreamingCorpus", "SubwordTokenizer", "TextCorpus"]
+__all__ = ["ByteTokenizer", "MaskedCorpus", "SpecialTokens", "StreamingCorpus", "SubwordTokenizer", "TextCorpus"]
 
 _HOMES = {
     "ByteTokenizer": "tokenizer",
+    "MaskedCorpus": "masked",
+    "SpecialTokens": "special_tokens",
     "StreamingCorpus": "streaming",
     "SubwordTokenizer": "subword",
     "TextCorpus": "corpus",

@@ -34,11 +34,12 @@ class TextCorpus(BlockDataModule):
         eval_batch_size: Blocks a batch has elsewhere; by default as in training.
         validation_source: Validation text, in the forms of source. Its files are left out of training.
         test_source: Test text, in the forms of source. Its files are left out of training.
-        tokenizer: "bytes"; "bpe" to train one on the training text; or a tokenizer.json, a folder with one
-            or with another tokenizer of transformers, "hub:OWNER/NAME", or a checkpoint (.ckpt), which
-            carries its own.
-        vocab_size: Of the BPE that is trained, special tokens included; by default 8192.
-        special_tokens: Of the BPE that is trained: text that is one token wherever it stands.
+        tokenizer: "bytes"; "bpe" to train one on the training text; "words" or, for Chinese, "jieba" for a
+            vocabulary of its commonest words, "words:FILE" or "jieba:FILE" for a given one, a token a line;
+            or a tokenizer.json, a folder with one or with another tokenizer of transformers,
+            "hub:OWNER/NAME", or a checkpoint (.ckpt), which carries its own.
+        vocab_size: Of a tokenizer that is trained, special tokens included; by default 8192.
+        special_tokens: Of a tokenizer that is trained: text that is one token wherever it stands.
         end_token: The token that ends a document, of a BPE or a given tokenizer. By default "<|endoftext|>",
             and the end-of-sequence token that a given tokenizer names.
         split: How validation and test are cut from source where they do not come with it: "document" takes
@@ -149,11 +150,11 @@ class TextCorpus(BlockDataModule):
         store, n_blocks = self.stores["train"], len(self.blocks("train"))
         first = np.searchsorted(store.column("source"), np.arange(len(self._entries)))
         starts = np.append(store.column("start"), len(store))[first]
-        bounds = np.minimum(-(-(starts - 1) // self.block_length), n_blocks)
+        bounds = np.minimum(-(-(starts - 1) // self.text_length), n_blocks)
         return (0, *(int(bound) for bound in bounds[1:]), n_blocks)
 
     def _check_that_there_is_a_block(self) -> None:
-        n_tokens, needed = len(self.stores["train"]), self.block_length + 1
+        n_tokens, needed = len(self.stores["train"]), self.text_length + 1
         if n_tokens < needed:
             raise ValueError(
                 f"too little text to train on: {n_tokens} tokens in train, and one block with "

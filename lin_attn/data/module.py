@@ -66,6 +66,11 @@ class BlockDataModule(LightningDataModule):
         return self._spec.trained_size if self._tokenizer is None else self._tokenizer.vocab_size
 
     @property
+    def text_length(self) -> int:
+        """How many tokens of text a block has."""
+        return self.block_length
+
+    @property
     def stores(self) -> dict[str, TokenStore]:
         """The token stores of "train", "validation" and "test", opened (and built) when first asked for."""
         return self.corpus.stores
@@ -80,7 +85,7 @@ class BlockDataModule(LightningDataModule):
 
     def blocks(self, split: str) -> BlockDataset:
         """The blocks of a split."""
-        return BlockDataset(self.stores[split], self.tokenizer, self.block_length)
+        return BlockDataset(self.stores[split], self.tokenizer, self.text_length)
 
     def document_names(self, split: str, start: int, n: int) -> list[str]:
         """Names of the documents that tokens start..start+n-1 of a split touch.
@@ -141,14 +146,17 @@ class BlockDataModule(LightningDataModule):
         order: BlockOrder,
         batch_size: int,
     ) -> DataLoader[Batch]:
-        rank, world_size = self._place
         return kind(
             blocks,
             batch_size=batch_size,
-            sampler=BlockSampler(order, rank=rank, world_size=world_size),
+            sampler=self._sampler(order),
             num_workers=self.num_workers,
             collate_fn=as_is,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.num_workers > 0,
             generator=torch.Generator(),  # without, each iterator takes one of the numbers that dropout goes by
         )
+
+    def _sampler(self, order: BlockOrder) -> BlockSampler:
+        rank, world_size = self._place
+        return BlockSampler(order, rank=rank, world_size=world_size)

@@ -117,3 +117,11 @@ class SpecialTokens:
     def to_dict(self) -> dict[str, Any]:
         """The tokenizer underneath and the names."""
         return {"name": "special", "tokenizer": self.tokenizer.to_dict(), "special": list(self.names)}
+
+
+def agree(a: Tokenizer, b: Tokenizer) -> bool:
+    """Whether ids mean the same in two tokenizers, but for special tokens that only one of them has by name."""
+    parts = [(x.tokenizer, x.ids) if isinstance(x, SpecialTokens) else (x, {}) for x in (a, b)]
+    (one, its_ids), (other, other_ids) = parts
+    same_names = its_ids.keys() & other_ids.keys()
+    return one.fingerprint == other.fingerprint and all(its_ids[name] == other_ids[name] for name in same_names)

@@ -159,6 +159,7 @@ def tokenizer_from_dict(config: dict[str, Any]) -> Tokenizer:
     fields = {
         "bytes": {"name"},
         "tokenizers": {"name", "json", "end_token"},
+        "jieba": {"name", "json", "end_token"},
         "special": {"name", "tokenizer", "special"},
     }
     name = config.get("name")
@@ -172,6 +173,10 @@ def tokenizer_from_dict(config: dict[str, Any]) -> Tokenizer:
         from lin_attn.data.special_tokens import SpecialTokens
 
         return SpecialTokens(tokenizer_from_dict(config["tokenizer"]), config["special"])
+    if name == "jieba":
+        from lin_attn.data.words import JiebaTokenizer
+
+        return JiebaTokenizer(config["json"], config["end_token"])
     from lin_attn.data.subword import SubwordTokenizer
 
     return SubwordTokenizer(config["json"], config["end_token"])

@@ -2,6 +2,8 @@
 
 bytes                         each byte is a token
 bpe                           trained on the training text
+words, jieba                  the commonest words of the training text, see `lin_attn.data.words`
+words:FILE, jieba:FILE        a vocabulary of words, a token a line
 path/to/tokenizer.json        of the `tokenizers` library
 path/to/folder                with a tokenizer.json, or what a tokenizer of transformers was saved as
 path/to/model.ckpt            the tokenizer that a checkpoint carries
@@ -18,6 +20,8 @@ from lin_attn.data.documents import Document
 from lin_attn.data.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_dict
 
 PREFIX = "hub:"
+TRAINED = ("bpe", "words", "jieba")
+WORDS = ("words", "jieba")
 VOCAB_SIZE = 8192
 # Tried in this order where neither the user nor the tokenizer's own configuration names one.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<|im_end|>")
@@ -43,7 +47,7 @@ class TokenizerSpec:
                 if getattr(self, name):
                     raise ValueError(
                         f"{name} is {getattr(self, name)!r} with tokenizer {self.tokenizer!r}, whose vocabulary is "
-                        f"given; leave it out, or train one with tokenizer bpe"
+                        f"given; leave it out, or train one with tokenizer {', '.join(TRAINED)}"
                     )
         if self.tokenizer == "bytes" and self.end_token is not None:
             raise ValueError(
@@ -62,7 +66,7 @@ class TokenizerSpec:
     @property
     def is_trained(self) -> bool:
         """Whether it comes of the corpus."""
-        return self.tokenizer == "bpe"
+        return self.tokenizer in TRAINED
 
     @property
     def trained_end(self) -> str:
@@ -77,13 +81,22 @@ class TokenizerSpec:
     @property
     def recipe(self) -> str:
         """What a trained tokenizer depends on, besides the text."""
-        return json.dumps(["bpe-1", self.trained_size, self.special_tokens, self.trained_end])
+        kind = [f"{self.tokenizer}-1"]
+        if self.tokenizer == "jieba":
+            from lin_attn.data.words import jieba_version
+
+            kind.append(jieba_version())
+        return json.dumps([*kind, self.trained_size, self.special_tokens, self.trained_end])
 
     def train(self, documents: Iterable[Document]) -> Tokenizer:
         """Trains it on these documents."""
-        from lin_attn.data.bpe import train_bpe
+        if self.tokenizer == "bpe":
+            from lin_attn.data.bpe import train_bpe
 
-        return train_bpe(documents, self.trained_size, self.special_tokens, self.trained_end)
+            return train_bpe(documents, self.trained_size, self.special_tokens, self.trained_end)
+        from lin_attn.data.words import train_words
+
+        return train_words(documents, self.trained_size, self.special_tokens, self.trained_end, self.tokenizer)
 
     def open(self) -> Tokenizer:
         """Opens a tokenizer that need not be trained.
@@ -95,6 +108,11 @@ class TokenizerSpec:
             return ByteTokenizer()
         if self.tokenizer.startswith(PREFIX):
             return _from_hub(self.tokenizer.removeprefix(PREFIX), self.end_token)
+        segmenter, colon, vocabulary = self.tokenizer.partition(":")
+        if colon and segmenter in WORDS:
+            from lin_attn.data.words import open_words
+
+            return open_words(vocabulary, segmenter, self.end_token, END_TOKENS)
         path = os.path.expanduser(self.tokenizer)
         if path.endswith(".ckpt"):
             return _from_checkpoint(path, self.end_token)
@@ -220,8 +238,8 @@ def _read(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(
-            f"cannot read the tokenizer {path!r}: {reason}. Wanted bytes, bpe, a tokenizer.json, a folder with one, a "
-            f"checkpoint, or {PREFIX}OWNER/NAME"
+            f"cannot read the tokenizer {path!r}: {reason}. Wanted bytes, bpe, words, jieba, a "
+            f"tokenizer.json, a folder with one, a checkpoint, or {PREFIX}OWNER/NAME"
         ) from None
 
 

@@ -26,13 +26,29 @@ from models.checkpoint_io import AtomicCheckpointIO
 from models.cli import innermost
 from models.cli.configs import find_config
 from models.hardware import default_precision
+from models.initial_weights import InitialWeights
 from models.last_checkpoint import LastCheckpoint
 from models.report import BITS_PER_BYTE, report_run
 from models.throughput import FetchTimer, Throughput
 
 
 class Parser(LightningArgumentParser):
-    """Tells a mistake in the arguments without the list of all arguments above it."""
+    """Tells a mistake without the list of all arguments above it, and keeps the defaults of classes apart.
+
+    A class that is named in place of the default one would otherwise take over the default's arguments as far as it has
+    them: the batch_size of `TextCorpus` would be that of every data module.
+    """
+
+    def get_defaults(self, *args: Any, **kwargs: Any) -> Namespace:
+        """The defaults as they were set: which class, and its arguments only where some were set with it.
+
+        The others are those of the class that is chosen in the end, which the parser adds when it knows it.
+        """
+        defaults = super().get_defaults(*args, **kwargs)
+        for action in self._actions:
+            if isinstance(action.default, Namespace) and "class_path" in action.default:
+                defaults[action.dest] = action.default.clone()
+        return defaults
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the message and ends with status 2."""
@@ -48,7 +64,14 @@ class TrainingCLI(LightningCLI):
         self.config = parser.parse_args(args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds `--checkpoint`, the best model's, `--last_checkpoint`, and this project's defaults."""
+        """Adds `--checkpoint`, the best model's, `--last_checkpoint`, initial weights, and this project's defaults."""
+        parser.add_argument(
+            "--initial_weights", type=str | None, default=None, help="checkpoint whose weights fit begins with"
+        )
+        parser.add_argument(
+            "--replaced_weights", type=list[str] | None, default=None,
+            help="parts of the model, such as head, that begin anew with initial_weights",
+        )  # fmt: skip
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
         parser.set_defaults(
@@ -83,10 +106,18 @@ class TrainingCLI(LightningCLI):
                 f"trainer.gradient_clip_val is {trainer['gradient_clip_val']}; wanted optimizer.clip of the model, "
                 "which clips fused optimizers under mixed precision too"
             )
-        callbacks: list[Callback] = [Throughput()]
+        callbacks: list[Callback] = [Throughput(), *self._initial_weights()]
         if trainer["enable_progress_bar"] is not False and "ProgressBar" not in str(trainer["callbacks"]):
             callbacks.append(RunProgressBar())
         self.trainer_defaults = {"callbacks": callbacks}
+
+    def _initial_weights(self) -> list[Callback]:
+        """What loads them, in a run of fit that does not go on from a checkpoint."""
+        path, replaced = (self._get(self.config, f"{name}_weights") for name in ("initial", "replaced"))
+        if path is None and replaced:
+            raise ValueError(f"replaced_weights is {replaced} without initial_weights; leave it out")
+        begins = self.subcommand == "fit" and self._get(self.config, "ckpt_path") is None
+        return [InitialWeights(path, replaced or ())] if path is not None and begins else []
 
     def _monitor_a_figure_of_the_model(self) -> None:
         """Bits per byte, which is the default, are a figure of causal language models; the loss is one of all."""

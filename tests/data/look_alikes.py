@@ -1,6 +1,6 @@
 """Small data sets on disk with the layout, the columns and the splits of those on the hub that configurations name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,29 @@ def pg19(root: Path) -> Path:
             "text": [" ".join(story(i + j) for j in range(5)) for i in range(n)],
         }
         write_split(root / "data", split, books, n_files)
+    return root
+
+
+def bookcorpus(root: Path) -> Path:
+    """lucadiliello/bookcorpusopen: train alone, a row a book."""
+    books = {"title": [f"Book {i}" for i in range(12)], "text": [story(i) * 3 for i in range(12)]}
+    write_split(root / "data", "train", books, n_files=2)
+    return root
+
+
+def wikipedia(root: Path, language: str, text: Callable[[int], str] = story) -> Path:
+    """wikimedia/wikipedia: a configuration a date and language, named in the card, train alone, a row an article."""
+    card = ["---", "configs:"]
+    for config in (f"20231101.{language}", "20231101.xx"):
+        articles = {
+            "id": [str(i) for i in range(24)],
+            "url": [f"wiki/{i}" for i in range(24)],
+            "title": [f"Article {i}" for i in range(24)],
+            "text": [text(100 + i) if language in config else "" for i in range(24)],
+        }
+        write_split(root / config, "train", articles, n_files=2)
+        card.append(f"- config_name: {config}\n  data_files:\n  - split: train\n    path: {config}/train-*")
+    (root / "README.md").write_text("\n".join([*card, "---", ""]))
     return root
 
 
