@@ -119,6 +119,12 @@ class SpecialTokens:
         return {"name": "special", "tokenizer": self.tokenizer.to_dict(), "special": list(self.names)}
 
 
+def with_own_names(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer whose own special tokens are known by name; itself, where it has none of those that have a name."""
+    own = [name for name, texts in WRITTEN.items() if any(tokenizer.special_id(text) is not None for text in texts)]
+    return SpecialTokens(tokenizer, own) if own else tokenizer
+
+
 def agree(a: Tokenizer, b: Tokenizer) -> bool:
     """Whether ids mean the same in two tokenizers, but for special tokens that only one of them has by name."""
     parts = [(x.tokenizer, x.ids) if isinstance(x, SpecialTokens) else (x, {}) for x in (a, b)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import models
+from lin_attn.data.special_tokens import with_own_names
 from lin_attn.data.tokenizer import Tokenizer
 from lin_attn.data.tokenizer_spec import TokenizerSpec
 from models.converters.fields import Fields
@@ -80,6 +81,8 @@ def read_transformers(
     names = named_weights(model)
     assign(model, names, {name: weights.pop(name).to(device, wanted, copy=True) for name in names})
     model.tokenizer = _tokenizer(folder, model.network_config.vocab_size, plan.notes)
+    if model.tokenizer is not None and plan.kind != "CausalLM":
+        model.tokenizer = with_own_names(model.tokenizer)
     return model.eval().to(device=device, dtype=wanted), plan.notes
 
 

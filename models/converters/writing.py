@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
+from lin_attn.data.special_tokens import SpecialTokens
 from lin_attn.data.tokenizer import Tokenizer
 from models.converters.layout import HEADS, Export
-from models.pretrained.folder import CONFIG, TOKENIZER, TOKENIZER_CONFIG, new_folder
+from models.pretrained.folder import CONFIG, new_folder
+from models.pretrained.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG
 from models.pretrained.weights import DTYPES, WEIGHTS, stored_dtype
 
 if TYPE_CHECKING:
@@ -81,7 +83,11 @@ def _prefixed(name: str, prefix: str) -> str:
 
 
 def _write_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> Sequence[str]:
+    if isinstance(tokenizer, SpecialTokens) and tokenizer.vocab_size == tokenizer.tokenizer.vocab_size:
+        tokenizer = tokenizer.tokenizer  # its special tokens are its own
     plain = {} if tokenizer is None else tokenizer.to_dict()
+    if plain.get("name") == "special":
+        return ["the tokenizer is not written: it has special tokens that its definition lacks"]
     if plain.get("name") != "tokenizers":
         return ["there is no tokenizer to write" if tokenizer is None else
                 "the tokenizer is not written: transformers has none whose tokens are bare bytes"]  # fmt: skip

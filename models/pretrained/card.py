@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import yaml  # type: ignore[import-untyped]
 
+from models.pretrained.tokenizer_files import plain_name
+
 if TYPE_CHECKING:
     from models.config import NetworkConfig
     from models.training import TrainedModel
@@ -120,13 +122,13 @@ def _still(config: "NetworkConfig", vector: str) -> str:
 
 def _rows(model: "TrainedModel", summary: Mapping[str, Any], stored: str) -> str:
     config = model.network_config
-    tokens = "bytes" if model.tokenizer is not None and model.tokenizer.vocab_size == 257 else None
+    name = plain_name(model.tokenizer)
     rows = [
         ("attention", config.attention + (f", φ {config.feature_map}" if config.attention == "linear" else "")),
         ("positions", position_of(config)),
         ("parameters", f"{sum(parameter.numel() for parameter in model.parameters()):,}, stored in {stored}"),
         ("layers, width, heads", f"{config.n_layers}, {config.d_model}, {config.n_heads}"),
-        ("vocabulary", f"{config.vocab_size:,}" + (f", {tokens}" if tokens else "")),
+        ("vocabulary", f"{config.vocab_size:,}" + (f", {name}" if name else "")),
         ("state of one sequence", _state_bytes(model)),
     ]
     for field in ("data", "steps", "tokens", "bits_per_byte", "decode_tokens_per_second", "hardware", "license"):

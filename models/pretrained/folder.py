@@ -7,7 +7,7 @@ config.json holds
     network           all fields of its configuration
     optimizer         what it was trained with, from which a fine-tuning starts
     options           the class's other arguments
-    tokenizer         "bytes", "tokenizers" (tokenizer.json is beside it) or null
+    tokenizer         its name, its special tokens, or null; see `models.pretrained.tokenizer_files`
     dtype             of the weights in the file
     summary           how it was trained and what it reaches; see `models.pretrained.card`
 """
@@ -25,18 +25,25 @@ import torch
 from safetensors import SafetensorError
 
 import models
-from lin_attn.data.tokenizer import Tokenizer, tokenizer_from_dict
 from models.checkpoint import CLASSES
 from models.checkpoint_io import CheckpointWriteError, sync_folder
 from models.pretrained.card import checked_summary, model_card
 from models.pretrained.checksums import CHECKSUMS, checksums, verify
+from models.pretrained.tokenizer_files import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    entry_of,
+    files_of,
+    read_tokenizer,
+    write_tokenizer,
+)
 from models.pretrained.weights import DTYPES, WEIGHTS, dtype_name, read_shapes, read_weights, write_weights
 
 if TYPE_CHECKING:
     from models.training import TrainedModel
 
 FORMAT_VERSION = 1
-CONFIG, CARD, TOKENIZER, TOKENIZER_CONFIG = "config.json", "README.md", "tokenizer.json", "tokenizer_config.json"
+CONFIG, CARD = "config.json", "README.md"
 FILES = (CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CARD, CHECKSUMS)
 FIELDS = ("format_version", "class", "network", "optimizer", "options", "tokenizer", "dtype", "summary")
 HOW_IT_IS_RUN = ("activation_checkpointing", "torch_compile")  # arguments that are no part of a model
@@ -59,7 +66,7 @@ def write_folder(
         dtype_name(dtype, "dtype")
     known = checked_summary(summary or {})
     with new_folder(folder, overwrite=overwrite, known=FILES) as aside:
-        names = [CONFIG, WEIGHTS, *_write_tokenizer(model.tokenizer, aside)]
+        names = [CONFIG, WEIGHTS, *write_tokenizer(model.tokenizer, aside)]
         stored = write_weights(model, aside / WEIGHTS, dtype)
         _write_json(aside / CONFIG, _config_of(model, stored, known))
         (aside / CARD).write_text(model_card(model, known, stored, name or folder.name), encoding="utf-8")
@@ -117,7 +124,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if version != FORMAT_VERSION or isinstance(version, bool):
         raise ValueError(f"{folder / CONFIG} has format_version {version!r}; wanted {FORMAT_VERSION}")
     _check_fields(config, folder / CONFIG)
-    needed = {CONFIG, WEIGHTS} | ({TOKENIZER, TOKENIZER_CONFIG} if config["tokenizer"] == "tokenizers" else set())
+    needed = {CONFIG, WEIGHTS} | files_of(config["tokenizer"])
     if set(names) != needed:
         raise ValueError(f"{folder / CHECKSUMS} lists {', '.join(names)}; wanted {', '.join(sorted(needed))}")
     return config
@@ -143,10 +150,10 @@ def read_folder(
     stored = DTYPES[config["dtype"]]
     wanted = torch.promote_types(stored, torch.float32) if dtype is None else dtype
     read_weights(model, folder / WEIGHTS, stored=config["dtype"], dtype=wanted, device=device)
-    model.tokenizer = _read_tokenizer(config["tokenizer"], folder)
+    model.tokenizer = read_tokenizer(config["tokenizer"], folder)
     if model.tokenizer is not None and model.tokenizer.vocab_size > model.network_config.vocab_size:
         raise ValueError(
-            f"{folder / TOKENIZER} has {model.tokenizer.vocab_size} tokens; wanted at most network.vocab_size, "
+            f"the tokenizer of {folder} has {model.tokenizer.vocab_size} tokens; wanted at most network.vocab_size, "
             f"{model.network_config.vocab_size}"
         )
     return model.eval().to(device=device, dtype=wanted)
@@ -202,9 +209,13 @@ def _check_fields(config: dict[str, Any], path: Path) -> None:
     for name in ("network", "optimizer", "options", "summary"):
         if not isinstance(config[name], dict):
             raise ValueError(f"{path}: {name} is {config[name]!r}; wanted an object")
-    for name, known in (("class", CLASSES), ("tokenizer", ("bytes", "tokenizers", None)), ("dtype", tuple(DTYPES))):
+    for name, known in (("class", CLASSES), ("dtype", tuple(DTYPES))):
         if config[name] not in known:
-            raise ValueError(f"{path}: {name} is {config[name]!r}; wanted one of {', '.join(map(str, known))}")
+            raise ValueError(f"{path}: {name} is {config[name]!r}; wanted one of {', '.join(known)}")
+    try:
+        files_of(config["tokenizer"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _config_of(model: "TrainedModel", stored: str, summary: dict[str, Any]) -> dict[str, Any]:
@@ -215,7 +226,7 @@ def _config_of(model: "TrainedModel", stored: str, summary: dict[str, Any]) -> d
         "network": plain.pop("network"),
         "optimizer": plain.pop("optimizer"),
         "options": plain,
-        "tokenizer": None if model.tokenizer is None else model.tokenizer.to_dict()["name"],
+        "tokenizer": entry_of(model.tokenizer),
         "dtype": stored,
         "summary": summary,
     }
@@ -224,29 +235,6 @@ def _config_of(model: "TrainedModel", stored: str, summary: dict[str, Any]) -> d
 def _options_of(kind: type) -> list[str]:
     arguments = inspect.signature(kind).parameters
     return [name for name in arguments if name not in ("network", "optimizer", *HOW_IT_IS_RUN)]
-
-
-def _write_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> list[str]:
-    """Writes a tokenizer that has files; their names."""
-    plain = {} if tokenizer is None else tokenizer.to_dict()
-    if plain.get("name") != "tokenizers":
-        return []
-    (folder / TOKENIZER).write_bytes(plain["json"].encode("utf-8"))
-    _write_json(folder / TOKENIZER_CONFIG, {"eos_token": plain["end_token"]})
-    return [TOKENIZER, TOKENIZER_CONFIG]
-
-
-def _read_tokenizer(name: str | None, folder: Path) -> Tokenizer | None:
-    if name is None:
-        return None
-    if name == "bytes":
-        return tokenizer_from_dict({"name": name})
-    end = read_json(folder / TOKENIZER_CONFIG, f"{folder} has no whole tokenizer").get("eos_token")
-    try:
-        definition = (folder / TOKENIZER).read_bytes().decode("utf-8")
-        return tokenizer_from_dict({"name": name, "json": definition, "end_token": end})
-    except Exception as error:  # whatever the library makes of it
-        raise ValueError(f"{folder / TOKENIZER} cannot be read as a tokenizer: {error}") from None
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

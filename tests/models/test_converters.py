@@ -219,6 +219,7 @@ def test_a_tokenizer_comes_along_where_the_folder_has_one_that_can_be_read(tmp_p
     tokenizer = ours(tmp_path).tokenizer
     assert tokenizer.encode("lower new").tolist() == [4, 5, 6]
     assert tokenizer.end_id == 3
+    assert tokenizer.ids == {"pad": 0, "class": 2, "separator": 3}
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.warns(UserWarning, match="the tokenizer is not carried over: .*names no token that ends"):
         assert from_pretrained(tmp_path).tokenizer is None

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 import models
 from lin_attn.data.bpe import train_bpe
 from lin_attn.data.documents import Document
+from lin_attn.data.special_tokens import SpecialTokens
 from lin_attn.data.tokenizer import ByteTokenizer
 from models import CausalLM, MaskedLM, PairRanker, Seq2Seq, SequenceClassifier, from_pretrained
 from models.cli import main
@@ -121,6 +122,15 @@ def test_a_subword_tokenizer_travels_with_its_model(tmp_path):
     assert TokenizerSpec(str(tmp_path / "model")).open().fingerprint == tokenizer.fingerprint
     build().save_pretrained(tmp_path / "without")
     assert from_pretrained(tmp_path / "without").tokenizer is None
+
+
+@pytest.mark.parametrize("below", [ByteTokenizer(), subwords()], ids=["bytes", "subwords"])
+def test_special_tokens_travel_with_their_model(below, tmp_path):
+    tokenizer = SpecialTokens(below, ["class", "separator", "mask"])
+    build(tokenizer=tokenizer).save_pretrained(tmp_path / "model")
+    loaded = from_pretrained(tmp_path / "model").tokenizer
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert loaded.ids == tokenizer.ids
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float64], ids=str)
