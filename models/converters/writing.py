@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from lin_attn.data.tokenizer import Tokenizer
 from models.converters.layout import HEADS, Export
-from models.pretrained.folder import CONFIG, TOKENIZER, TOKENIZER_CONFIG, new_folder
+from models.pretrained.folder import CONFIG, TOKENIZER, TOKENIZER_CONFIG
+from models.pretrained.place import new_folder
 from models.pretrained.weights import DTYPES, WEIGHTS, stored_dtype
 
 if TYPE_CHECKING:
