@@ -221,7 +221,8 @@ def state_growth(model: CausalLM) -> int:
 
 def _nll(model: CausalLM, tokens: Tensor, targets: Tensor, state: DecoderState | None) -> tuple[Tensor, DecoderState]:
     hidden, state = model.network(tokens, None, state)
-    return cross_entropy_sum(hidden.flatten(0, 1), model.network.head.weight, targets.flatten()), state
+    head = model.network.head
+    return cross_entropy_sum(hidden.flatten(0, 1), head.weight, targets.flatten(), head.bias), state
 
 
 def _autocast(model: CausalLM, precision: Precision) -> AbstractContextManager[Any]:

@@ -118,7 +118,7 @@ def _batch(sequences: list[tuple[Tokens, int]], model: "CausalLM", block_length:
         x, key_mask = pad(inputs, 0, side="right", device=device)
         y, _ = pad(targets, IGNORED, side="right", device=device)
         hidden, state = network(x, None if bool(key_mask.all()) else key_mask, state)
-        nll, hits = token_scores(hidden.flatten(0, 1), network.head.weight, y.flatten())
+        nll, hits = token_scores(hidden.flatten(0, 1), network.head.weight, y.flatten(), network.head.bias)
         nats += nll.view_as(y).to(nats.dtype).sum(1)
         missed += ((y != IGNORED) & ~hits.view_as(y)).sum(1)
     counts = [max(len(tokens) - first, 0) for tokens, first in sequences]

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from lin_attn.data.special_tokens import SpecialTokens
 from lin_attn.data.tokenizer import Tokenizer
 from models.converters.layout import HEADS, Export
-from models.pretrained.folder import CONFIG, new_folder
+from models.pretrained.folder import CONFIG
+from models.pretrained.place import new_folder
 from models.pretrained.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG
 from models.pretrained.weights import DTYPES, WEIGHTS, stored_dtype
 

@@ -6,8 +6,8 @@
     README.md              the model card, for people
     SHA256SUMS             of the files above but the card: `sha256sum -c SHA256SUMS` reads it too
 
-What each file here does: `folder` the format, `weights` tensors, `checksums` damage, `card` the README, `loading` names
-to models, `hub` the Hugging Face hub. Layouts of other libraries are read by
+What each file here does: `folder` the format, `place` writing it at once, `weights` tensors, `checksums` damage, `card`
+the README, `loading` names to models, `hub` the Hugging Face hub. Layouts of other libraries are read by
 `models.converters`.
 """
 

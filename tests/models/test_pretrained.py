@@ -208,6 +208,21 @@ def test_whatever_fails_on_the_way_the_folder_before_stays(saved, monkeypatch, p
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
 
 
+def test_a_folder_that_was_moved_aside_comes_back_if_the_new_one_cannot_take_its_place(saved, monkeypatch):
+    before, rename = (saved / "SHA256SUMS").read_text(), os.replace
+
+    def fail_for_the_new_one(source, target):
+        if Path(source).name == ".model.tmp":
+            raise OSError(28, os.strerror(28))
+        rename(source, target)
+
+    monkeypatch.setattr("os.replace", fail_for_the_new_one)
+    with pytest.raises(OSError, match="No space"):
+        build("masked").save_pretrained(saved, overwrite=True)
+    assert (saved / "SHA256SUMS").read_text() == before
+    assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
 def test_a_process_killed_on_the_way_leaves_no_half_of_a_folder(saved):
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
     for target in (saved, saved.parent / "new"):
@@ -429,8 +444,9 @@ def test_an_argument_that_does_not_apply_is_refused(zoo):
         from_pretrained("little", kind=MaskedLM)
     with pytest.raises(ValueError, match="kind is 'CausalLM'"):
         from_pretrained("little", kind="CausalLM")
-    with pytest.raises(ValueError, match="device is 'tpu9'"):
-        from_pretrained("little", device="tpu9")
+    for device in ("tpu9", "cuda:99"):
+        with pytest.raises(ValueError, match=f"device is '{device}'"):
+            from_pretrained("little", device=device)
     with pytest.raises(ValueError, match="dtype is"):
         from_pretrained("little", dtype=torch.int64)
     assert isinstance(from_pretrained("little", kind=TrainedModel), CausalLM)
