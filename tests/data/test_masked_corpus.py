@@ -181,6 +181,8 @@ def test_masks_are_those_of_seed_and_epoch_and_other_ones_in_another(text: Path)
     assert masked[0].keys() == masked[1].keys()
     # A short last block may get the same masks twice.
     assert sum(masked[0][row] == masked[1][row] for row in masked[0]) <= 1
+    by_place = [torch.cat([batch["targets"] != IGNORED for batch in epoch]) for epoch in (first, second)]
+    assert (by_place[0] == by_place[1]).all(1).sum() <= 1
 
 
 def test_a_block_that_comes_twice_in_an_epoch_of_a_mixture_has_two_masks(text: Path) -> None:
@@ -198,6 +200,17 @@ def test_a_block_that_comes_twice_in_an_epoch_of_a_mixture_has_two_masks(text: P
     small = bounds[2] - bounds[1]
     assert 0.8 * n_rows > 1.5 * small, "the second source has to be repeated for this test"
     assert sum(map(len, rows.values())) == n_rows
+
+
+def test_a_mixture_of_eight_to_two_is_one_to_the_block(tmp_path: Path) -> None:
+    for letter, size in (("a", 2999), ("b", 2000)):  # and an end: 100 whole blocks of a
+        (tmp_path / f"{letter}.txt").write_text(letter * size)
+    sources = [{"path": str(tmp_path / "a.txt"), "weight": 8}, {"path": str(tmp_path / "b.txt"), "weight": 2}]
+    data = corpus(sources, validation_fraction=0.0, test_fraction=0.0, cache_dir=str(tmp_path / "cache"))
+    data.setup("fit")
+    rows = torch.cat([restored(batch) for batch in batches(data)])
+    of_b = int(((rows == ord("b")).sum(1) > (rows == ord("a")).sum(1)).sum())
+    assert (len(rows) - of_b, of_b) == (round(0.8 * len(rows)), round(0.2 * len(rows)))
 
 
 def test_processes_together_see_what_one_sees(text: Path) -> None:
