@@ -16,10 +16,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-import models
 from lin_attn.data.special_tokens import agree
-from lin_attn.data.tokenizer import Tokenizer, tokenizer_from_dict
-from models.checkpoint import class_of, read_checkpoint
+from lin_attn.data.tokenizer import Tokenizer
+from models.pretrained import from_pretrained
 from models.training import TrainedModel
 
 SHOWN = 5  # names in a message
@@ -43,18 +42,13 @@ class Weights:
 
 
 def read_weights(path: str | Path) -> Weights:
-    """Reads a checkpoint that `fit` wrote.
+    """Those of a model by any name that `from_pretrained` takes.
 
     Raises:
         ValueError: if it cannot be read.
     """
-    checkpoint = read_checkpoint(path)
-    return Weights(
-        getattr(models, class_of(checkpoint)),
-        checkpoint["hyper_parameters"]["network"],
-        checkpoint["state_dict"],
-        tokenizer_from_dict(checkpoint["tokenizer"]) if "tokenizer" in checkpoint else None,
-    )
+    model = from_pretrained(path)
+    return Weights(type(model), model.hparams["network"], model.state_dict(), model.tokenizer)
 
 
 def take_weights(model: TrainedModel, weights: Weights, replaced: Iterable[str] = ()) -> list[str]:
@@ -99,10 +93,10 @@ def take_weights(model: TrainedModel, weights: Weights, replaced: Iterable[str] 
 
 
 class InitialWeights(Callback):
-    """Lets a run begin with the weights of a checkpoint; those of one that it is resumed from take their place again.
+    """Lets a run begin with the weights of another model; those of one that it is resumed from take their place again.
 
     Args:
-        path: a .ckpt file.
+        path: a .ckpt file, or what else `from_pretrained` takes.
         replaced: parts of the model that begin anew all the same.
 
     Raises:

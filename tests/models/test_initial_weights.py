@@ -49,6 +49,16 @@ def test_a_model_of_the_same_class_takes_every_weight(saved: Path) -> None:
     assert model.head.output.weight is model.network.embedding.weight
 
 
+def test_they_may_come_from_a_folder_of_save_pretrained(saved: Path, tmp_path: Path) -> None:
+    load_checkpoint(saved, kind=MaskedLM).save_pretrained(tmp_path / "folder")
+    ours, theirs = read_weights(tmp_path / "folder"), read_weights(saved)
+    assert (ours.kind, ours.network) == (theirs.kind, theirs.network)
+    assert ours.tokenizer is not None and theirs.tokenizer is not None
+    assert ours.tokenizer.fingerprint == theirs.tokenizer.fingerprint
+    assert ours.state.keys() == theirs.state.keys()
+    assert all(torch.equal(value, theirs.state[name]) for name, value in ours.state.items())
+
+
 @pytest.mark.parametrize("kind", [SequenceClassifier, PairRanker])
 def test_a_model_with_the_same_body_takes_that_and_begins_its_head_anew(kind: type, saved: Path) -> None:
     model = kind(NETWORK, pooler="gelu")
