@@ -175,6 +175,17 @@ class SubwordTokenizer:
         stream = DecodeStream(skip_special_tokens=True)
         return lambda token: (stream.step(self._tokenizer, token) or "").encode("utf-8")
 
+    def special_id(self, text: str) -> int | None:
+        """The id of a token that was added by this text, or that stands so in a vocabulary of words.
+
+        In a byte-level vocabulary what was not added is text, such as the <s> of HTML.
+        """
+        added = {token.content: index for index, token in self._tokenizer.get_added_tokens_decoder().items()}
+        if text in added or self._bytes_of is not None:
+            return added.get(text)
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """The tokenizer's definition and end token: strings."""
         return {"name": "tokenizers", "json": self._definition, "end_token": self._end_token}

@@ -63,6 +63,9 @@ class Tokenizer(Protocol):
     def stream_decoder(self) -> Callable[[int], bytes]:
         """A function that takes the tokens of a text one by one and gives the bytes that each adds."""
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token that is written so, such as "[MASK]"; None where there is none."""
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which `tokenizer_from_dict` makes the same tokenizer."""
 
@@ -114,6 +117,10 @@ class ByteTokenizer:
         """A token's byte does not depend on those before it."""
         return self.decode
 
+    def special_id(self, text: str) -> int | None:
+        """None: its one special token, the end, is written in no way."""
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         """Gives {"name": "bytes"}."""
         return {"name": "bytes"}
@@ -149,14 +156,22 @@ def tokenizer_from_dict(config: dict[str, Any]) -> Tokenizer:
     Raises:
         ValueError: The name is unknown, or there are fields that this tokenizer does not have.
     """
-    fields = {"bytes": {"name"}, "tokenizers": {"name", "json", "end_token"}}
+    fields = {
+        "bytes": {"name"},
+        "tokenizers": {"name", "json", "end_token"},
+        "special": {"name", "tokenizer", "special"},
+    }
     name = config.get("name")
     if name not in fields:
-        raise ValueError(f'tokenizer name must be "bytes" or "tokenizers", got {name!r}')
+        raise ValueError(f"tokenizer name must be one of {', '.join(fields)}, got {name!r}")
     if set(config) != fields[name]:
         raise ValueError(f'tokenizer "{name}" has the fields {sorted(fields[name])}, got {sorted(config)}')
     if name == "bytes":
         return ByteTokenizer()
+    if name == "special":
+        from lin_attn.data.special_tokens import SpecialTokens
+
+        return SpecialTokens(tokenizer_from_dict(config["tokenizer"]), config["special"])
     from lin_attn.data.subword import SubwordTokenizer
 
     return SubwordTokenizer(config["json"], config["end_token"])
