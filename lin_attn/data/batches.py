@@ -31,7 +31,9 @@ class TokenBatches:
     def __init__(self, lengths: Lengths, batch_tokens: int, seed: int) -> None:
         longest = int(lengths.max(initial=0))
         if longest > batch_tokens:
-            raise ValueError(f"batch_tokens is {batch_tokens}, and an example has {longest} tokens; wanted at least that")
+            raise ValueError(
+                f"batch_tokens is {batch_tokens}, and an example has {longest} tokens; wanted at least that"
+            )
         self._lengths, self.seed = lengths, seed
         widest = np.sort(lengths.max(axis=1))
         cuts = [0]

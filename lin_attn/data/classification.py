@@ -1,6 +1,6 @@
 """`ClassificationData`: texts or pairs of texts with a class or a number, as in GLUE (Wang et al. 2018, 1804.07461)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
@@ -23,8 +23,8 @@ class ClassificationData(ExampleData):
     A batch is a dict of tokens (B, N) int64, see `lin_attn.data.formats`; labels (B,), int64 or float32, where the
     examples have them; key_mask (B, N) bool where there is padding; token_types (B, N) int64, of pairs.
 
-    Source "stdlib" makes up 8 classes: the package of the standard library that a snippet of code is of. Files are dealt
-    out whole to the splits.
+    Source "stdlib" makes up 8 classes: the package of the standard library that a snippet of code is of. Files are
+    dealt out whole to the splits.
 
     Args:
         source: See `ExampleData`; or "stdlib".
@@ -41,7 +41,7 @@ class ClassificationData(ExampleData):
     """
 
     special = ("pad", "class", "separator")
-    made_up = {"stdlib": (4000, package_snippets)}
+    made_up: ClassVar = {"stdlib": (4000, package_snippets)}
 
     def __init__(
         self,
@@ -99,9 +99,7 @@ class ClassificationData(ExampleData):
             raise ValueError(f"{where} holds {wrong:g}; wanted classes from 0, or numbers=true for a regression")
         return rows.cast_column(self._label, datasets.Value("float32" if self.numbers else "int64"))
 
-    def _numbered(
-        self, rows: datasets.Dataset, labels: list[str], where: str
-    ) -> tuple[datasets.Dataset, list[int]]:
+    def _numbered(self, rows: datasets.Dataset, labels: list[str], where: str) -> tuple[datasets.Dataset, list[int]]:
         if self.class_names is None:  # training rows come first
             self.class_names = sorted(set(labels))
         numbers = {name: number for number, name in enumerate(self.class_names)}
@@ -134,4 +132,6 @@ class ClassificationData(ExampleData):
 def need_max(max_length: int, least: int) -> None:
     """Raises ValueError where max_length has no room for a text among the special tokens."""
     if max_length < least:
-        raise ValueError(f"max_length must be at least {least}, special tokens and a token of each text, got {max_length}")
+        raise ValueError(
+            f"max_length must be at least {least}, special tokens and a token of each text, got {max_length}"
+        )

@@ -15,13 +15,22 @@ def check_example_arguments(given: Mapping[str, Any]) -> None:
     """
     need = Need(given)
     need.text("source", "tokenizer", "train_split")
-    need.text("validation_source", "test_source", "config_name", "data_dir", "revision", "cache_dir", "end_token", optional=True)
+    need.text(
+        "validation_source",
+        "test_source",
+        "config_name",
+        "data_dir",
+        "revision",
+        "cache_dir",
+        "end_token",
+        optional=True,
+    )
     for name in ("validation_split", "test_split"):
         value = given[name]
         several = isinstance(value, list | tuple) and bool(value) and all(map(_is_text, value))
         need(name, value is None or _is_text(value) or several, "a non-empty string, a list of such, or None")
-    need.integer("eval_batch_size", "max_length", least=1)
-    need.integer("n_examples", "vocab_size", least=1, optional=True)
+    need.integer("max_length", least=1)
+    need.integer("eval_batch_size", "n_examples", "vocab_size", least=1, optional=True)
     need.integer("seed", "num_workers", least=0)
     for name in ("validation_fraction", "test_fraction"):
         value = given[name]

@@ -8,19 +8,18 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import datasets
-import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from lin_attn.data.blocks import Batch, BlockSampler, as_is
+from lin_attn.data.blocks import Batch, BlockSampler
 from lin_attn.data.cache import default_cache_dir
 from lin_attn.data.documents import Document
 from lin_attn.data.example_arguments import check_example_arguments
 from lin_attn.data.examples import Columns, ExampleDataset, encode_rows
-from lin_attn.data.loader import BlockLoader
+from lin_attn.data.loader import BlockLoader, build_loader, place_of
 from lin_attn.data.order import BlockOrder
 from lin_attn.data.rows import MakeUp, Part, RowSource
 from lin_attn.data.special_tokens import SpecialTokens
@@ -47,7 +46,7 @@ class ExampleData(LightningDataModule):
             their first text.
         test_fraction: Share of the examples that is for test, likewise.
         n_examples: Of a source that is made up: how many examples, those of validation and test included.
-        eval_batch_size: Examples a batch has in validation and test.
+        eval_batch_size: Examples a batch has in validation and test; by default 32.
         max_length: Tokens of a sequence at most, special ones included.
         tokenizer: As with `TextCorpus`: "bytes"; "bpe" to train one on the training texts; or one that is there.
         vocab_size: Of the BPE that is trained; by default 8192.
@@ -78,7 +77,7 @@ class ExampleData(LightningDataModule):
         validation_fraction: float = 0.05,
         test_fraction: float = 0.05,
         n_examples: int | None = None,
-        eval_batch_size: int = 32,
+        eval_batch_size: int | None = None,
         max_length: int = 512,
         tokenizer: str = "bytes",
         vocab_size: int | None = None,
@@ -93,7 +92,7 @@ class ExampleData(LightningDataModule):
         # Not for the logger: what a model and a data module both call by one name would have to be equal there.
         self.save_hyperparameters(logger=False)
         self.source, self.seed, self.num_workers = source, seed, num_workers
-        self.eval_batch_size, self.max_length = eval_batch_size, max_length
+        self.eval_batch_size, self.max_length = eval_batch_size or 32, max_length
         self._arguments = arguments
         self._spec = TokenizerSpec(tokenizer, vocab_size, (), end_token)
         self._cache_dir = os.path.expanduser(cache_dir) if cache_dir else default_cache_dir()
@@ -127,13 +126,9 @@ class ExampleData(LightningDataModule):
     def encoded(self, rows: datasets.Dataset, split: str) -> datasets.Dataset:
         """Rows as tokens, which `collate` takes."""
         label = self.label_column
+        keep = {"label": label} if label is not None and label in rows.column_names else {}
         return encode_rows(
-            rows,
-            self.tokenizer,
-            self.text_columns,
-            {"label": label} if label in rows.column_names else {},
-            limit=self.max_length,
-            workers=self.num_workers,
+            rows, self.tokenizer, self.text_columns, keep, limit=self.max_length, workers=self.num_workers
         )
 
     # Reading
@@ -239,8 +234,8 @@ class ExampleData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """Every example once an epoch, in an order by seed and epoch; resumes within an epoch."""
         rows = self.parts["train"][0].rows
-        sampler, batch_size = self.train_sampler(rows, *self._place)
-        return self._loader(BlockLoader, rows, sampler, batch_size)
+        sampler, batch_size = self.train_sampler(rows, *place_of(self.trainer))
+        return build_loader(BlockLoader, ExampleDataset(rows, self.collate), sampler, batch_size, self.num_workers)
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         """Every validation example in order, a loader each part; in training none where there are no examples."""
@@ -266,7 +261,9 @@ class ExampleData(LightningDataModule):
     def _judged(self, split: str) -> list[Part]:
         parts = self.parts[split]
         if not parts and not (self.trainer and self.trainer.state.fn == "fit"):
-            raise ValueError(f"there are no {split} examples; wanted {split}_source, {split}_split or a {split}_fraction")
+            raise ValueError(
+                f"there are no {split} examples; wanted {split}_source, {split}_split or a {split}_fraction"
+            )
         return parts
 
     def _evaluation_loaders(self, split: str) -> list[DataLoader[Batch]]:
@@ -280,33 +277,10 @@ class ExampleData(LightningDataModule):
         return [self._in_order(part.rows) for part in parts]
 
     def _in_order(self, rows: datasets.Dataset) -> DataLoader[Batch]:
-        rank, world_size = self._place
+        rank, world_size = place_of(self.trainer)
         sampler = BlockSampler(BlockOrder((0, len(rows)), shuffle=False), rank=rank, world_size=world_size)
-        return self._loader(DataLoader, rows, sampler, self.eval_batch_size)
-
-    @property
-    def _place(self) -> tuple[int, int]:
-        """This process's rank, and how many share the data."""
-        place = (self.trainer.distributed_sampler_kwargs if self.trainer else None) or {}
-        return place.get("rank", 0), place.get("num_replicas", 1)
-
-    def _loader(
-        self,
-        kind: "type[DataLoader[Batch]] | type[BlockLoader]",
-        rows: datasets.Dataset,
-        sampler: BlockSampler,
-        batch_size: int,
-    ) -> DataLoader[Batch]:
-        return kind(
-            ExampleDataset(rows, self.collate),
-            batch_size=batch_size,
-            sampler=sampler,
-            num_workers=self.num_workers,
-            collate_fn=as_is,
-            pin_memory=torch.cuda.is_available(),
-            persistent_workers=self.num_workers > 0,
-            generator=torch.Generator(),  # without, each iterator takes one of the numbers that dropout goes by
-        )
+        dataset = ExampleDataset(rows, self.collate)
+        return build_loader(DataLoader, dataset, sampler, self.eval_batch_size, self.num_workers)
 
 
 def _documents(rows: datasets.Dataset, columns: list[str]) -> Iterator[Document]:

@@ -43,7 +43,9 @@ def joined(
 
 
 def cut_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """What is left of two texts that have to fit: the longer one gives up a token at a time, at equal length the second.
+    """What is left of two texts that have to fit: the longer one gives up a token at a time, of equals the second.
+
+    (As `_truncate_seq_pair` of BERT's own code does.)
 
     Args:
         first: length of the first text.
@@ -65,7 +67,7 @@ def padded(rows: Sequence[Tokens], fill: int) -> tuple[Tensor, Tensor | None]:
         fill: the padding token.
 
     Returns:
-        (B, N) int64, and (B, N) bool, True where the token is real, or None where all are. N is 1 where there is no row.
+        (B, N) int64, and (B, N) bool, True where the token is real, or None where all are. Without rows N is 1.
     """
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     width = int(lengths.max(initial=1))

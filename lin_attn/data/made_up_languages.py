@@ -25,7 +25,7 @@ from itertools import product
 from random import Random
 from typing import NamedTuple
 
-KINDS = {"noun": 60, "verb": 30, "adjective": 24, "place": 6}  # how many words of each kind both languages have
+KINDS = {"noun": 40, "verb": 20, "adjective": 16, "place": 6}  # how many words of each kind both languages have
 SOURCE_SYLLABLES = ("bdgklmnprstv", "aeiou")
 TARGET_SYLLABLES = ("fhjqwxzčšž", "äëöüy")
 TENSES = 3  # past, present, future
@@ -131,14 +131,14 @@ def _language(draw: Random, syllables: tuple[str, str], small: list[str]) -> Lan
 
 def _meaning(draw: Random) -> Meaning:
     def phrase() -> Phrase:
-        adjectives = draw.sample(range(KINDS["adjective"]), draw.choice((0, 0, 1, 2)))
+        adjectives = draw.sample(range(KINDS["adjective"]), draw.choice((0, 0, 0, 1, 1, 2)))
         return Phrase(draw.randrange(KINDS["noun"]), tuple(adjectives), draw.random() < 0.5, draw.random() < 0.5)
 
     return Meaning(
         subject=phrase(),
         verb=draw.randrange(KINDS["verb"]),
         object=phrase() if draw.random() < 0.75 else None,
-        place=(draw.randrange(KINDS["place"]), phrase()) if draw.random() < 0.5 else None,
+        place=(draw.randrange(KINDS["place"]), phrase()) if draw.random() < 0.4 else None,
         tense=draw.randrange(TENSES),
         negative=draw.random() < 0.25,
     )

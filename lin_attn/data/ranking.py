@@ -1,6 +1,6 @@
 """`RankingData`: triples of texts, of which B or C belongs nearer to A (CAIL2019-SCM, Xiao et al. 2019, 1911.08962)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
@@ -20,11 +20,11 @@ NAMES = ("A", "B", "C")
 class RankingData(ExampleData):
     """Triples (A, B, C) of texts, for `PairRanker`.
 
-    A batch is a dict of first_tokens (B, N) and second_tokens (B, N′) int64: A with the text that is nearer to it, and A
-    with the other one; first_mask and second_mask, bool, where there is padding; first_types and second_types int64.
+    A batch is a dict of first_tokens (B, N) and second_tokens (B, N′) int64: A with the text that is nearer to it, and
+    A with the other one; first_mask and second_mask, bool, where there is padding; first_types and second_types int64.
 
-    Source "stdlib" makes triples up: snippets of code, of which two are of one package of the standard library. Files are
-    dealt out whole to the splits.
+    Source "stdlib" makes triples up: snippets of code, of which two are of one package of the standard library. Files
+    are dealt out whole to the splits.
 
     Args:
         source: See `ExampleData`; or "stdlib".
@@ -38,7 +38,7 @@ class RankingData(ExampleData):
     """
 
     special = ("pad", "class", "separator")
-    made_up = {"stdlib": (4000, package_triples)}
+    made_up: ClassVar = {"stdlib": (4000, package_triples)}
 
     def __init__(
         self,

@@ -80,8 +80,8 @@ class RowSource:
             return self._make_up()
         if self.n_examples is not None:
             raise ValueError(
-                f"n_examples is {self.n_examples} with source {self.source!r}, which has the examples it has; wanted it "
-                f"with a source that is made up: {', '.join(self.made_up)}"
+                f"n_examples is {self.n_examples} with source {self.source!r}, which has the examples it has; wanted "
+                f"it with a source that is made up: {', '.join(self.made_up)}"
             )
         found: dict[str, list[Part]] = {"train": [], "validation": [], "test": []}
         names = {"validation": self.validation_split, "test": self.test_split}

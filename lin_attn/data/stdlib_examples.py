@@ -94,14 +94,14 @@ def _snippets(validation_fraction: float, test_fraction: float) -> dict[str, dic
         if package in PACKAGES:
             files[PACKAGES.index(package)].append(file)
     found: dict[str, dict[int, list[Snippet]]] = {split: defaultdict(list) for split in SPLITS}
-    for package, those in files.items():
+    for number, those in files.items():
         # Files without a line of code, such as an empty __init__, fill no split.
         cut = [(file, list(_cut(file))) for file in those]
         cut = [(file, texts) for file, texts in cut if texts]
         hashes = np.array([name_hash(file.name) for file, _ in cut])
         assigned = assign(hashes, validation_fraction, test_fraction)
         for (file, texts), split in zip(cut, assigned.tolist(), strict=True):
-            found[SPLITS[split]][package] += [Snippet(file.name, package, text) for text in texts]
+            found[SPLITS[split]][number] += [Snippet(file.name, number, text) for text in texts]
     return found
 
 

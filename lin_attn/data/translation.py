@@ -1,7 +1,7 @@
 """`TranslationData`: pairs of a source and its translation, in batches of about the same length."""
 
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
@@ -30,14 +30,14 @@ class TranslationData(ExampleData):
     """Pairs of texts, for `Seq2Seq`.
 
     A batch is a dict of source (B, N) int64: text, end token; target (B, M) int64: end token, text, end token, so that
-    the model's begin_token and end_token are both the tokenizer's end; source_mask and target_mask, bool, where there is
-    padding. A training batch has as many pairs of about the same length as fit in batch_tokens.
+    the model's begin_token and end_token are both the tokenizer's end; source_mask and target_mask, bool, where there
+    is padding. A training batch has as many pairs of about the same length as fit in batch_tokens.
 
     Of training, pairs with more than max_length tokens on a side are left out, and a warning says how many. In
     evaluation a longer source is cut, and a target never.
 
-    Source "made-up" makes up two languages, see `lin_attn.data.made_up_languages`. A BPE that is trained is one for both
-    sides.
+    Source "made-up" makes up two languages, see `lin_attn.data.made_up_languages`. A BPE that is trained is one for
+    both sides.
 
     Args:
         source: See `ExampleData`; or "made-up".
@@ -50,7 +50,7 @@ class TranslationData(ExampleData):
         ValueError: An argument cannot be meant; or later, a source cannot be read.
     """
 
-    made_up = {"made-up": (20000, made_up_pairs)}
+    made_up: ClassVar = {"made-up": (20000, made_up_pairs)}
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class TranslationData(ExampleData):
         found = encode_rows(rows, self.tokenizer, self._texts, {}, limit=None, workers=self.num_workers)
         if split != "train":
             return found
-        fits = (_lengths(found) <= self.max_length).all(axis=1)
+        fits = _lengths(found).max(axis=1) <= self.max_length
         if not fits.all():
             rank_zero_warn(
                 f"TranslationData leaves out {np.count_nonzero(~fits)} of {len(fits)} training pairs, of more than "
