@@ -8,12 +8,10 @@ batches as any other; which of equally long rows are together is drawn anew. All
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from lin_attn.data.blocks import BlockSampler
+from lin_attn.data.examples import Lengths
 from lin_attn.data.order import BlockOrder
-
-Lengths = npt.NDArray[np.int64]
 
 
 class TokenBatches:

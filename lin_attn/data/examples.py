@@ -12,13 +12,17 @@ from typing import Any
 
 import datasets
 import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
 from torch.utils.data import Dataset
 
 from lin_attn.data.blocks import EMPTY_BLOCK, Batch
 from lin_attn.data.tokenizer import Tokenizer
 
 FORMAT = 1  # raised when what is stored changes, so that older tables in the cache are not read
+PARALLEL_ROWS = 100_000  # from where on further processes are worth their start
 Columns = Mapping[str, Sequence[Any]]
+Lengths = npt.NDArray[np.int64]
 
 
 class ExampleDataset(Dataset[Batch]):
@@ -90,7 +94,14 @@ def encode_rows(
     )
 
 
-PARALLEL_ROWS = 100_000
+def token_counts(rows: datasets.Dataset, columns: Sequence[str]) -> Lengths:
+    """(n, k): how many tokens each row has in each of k columns of `encode_rows`."""
+    counts = []
+    for name in columns:
+        tables = rows.select_columns(name).with_format("arrow").iter(1 << 16)
+        parts = [pc.list_value_length(table[name]).to_numpy() for table in tables]
+        counts.append(np.concatenate([np.empty(0, dtype=np.int64), *parts]).astype(np.int64))
+    return np.stack(counts, axis=1)
 
 
 def _encode(

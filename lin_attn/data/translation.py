@@ -5,14 +5,13 @@ from typing import Any, ClassVar
 
 import datasets
 import numpy as np
-import pyarrow.compute as pc
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lin_attn.data.batches import TokenBatches, TokenBatchSampler
 from lin_attn.data.blocks import Batch, BlockSampler
 from lin_attn.data.example_arguments import Need
 from lin_attn.data.example_module import ExampleData
-from lin_attn.data.examples import Columns, encode_rows
+from lin_attn.data.examples import Columns, Lengths, encode_rows, token_counts
 from lin_attn.data.formats import padded
 from lin_attn.data.made_up_languages import LanguagePair
 from lin_attn.data.splits import SPLITS
@@ -110,11 +109,6 @@ class TranslationData(ExampleData):
         return TokenBatchSampler(batches, rank=rank, world_size=world_size), 1
 
 
-def _lengths(rows: datasets.Dataset) -> "np.ndarray[Any, np.dtype[np.int64]]":
+def _lengths(rows: datasets.Dataset) -> Lengths:
     """(n, 2): tokens of each source and target, special ones included."""
-    columns = rows.with_format("arrow")
-    lengths = []
-    for name, special in (("source", 1), ("target", 2)):
-        parts = [pc.list_value_length(table[name]).to_numpy() for table in columns.iter(1 << 16)]
-        lengths.append(np.concatenate(parts).astype(np.int64) + special)
-    return np.stack(lengths, axis=1)
+    return token_counts(rows, ("source", "target")) + np.array([1, 2], dtype=np.int64)

@@ -3,11 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
 from tests.data.look_alikes import write_split
 from tests.data.task_files import text, triple_rows, write_jsonl
+
+Options = dict[str, Any]
 
 # task → the columns of its texts
 GLUE = {
@@ -69,19 +72,43 @@ def word_piece(root: Path) -> Path:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(words, unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = tokenizers.decoders.WordPiece()
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(root / "tokenizer.json"))
     (root / "tokenizer_config.json").write_text(json.dumps({"sep_token": "[SEP]"}))
     return root
 
 
-def of_config(name: str) -> tuple[Callable[[Path], Path], str] | None:
-    """What makes a set like the one that a configuration names, and what is before its path in data.source.
+SMALL = {"data.eval_batch_size": 2, "data.num_workers": 0}
+ROWS = SMALL | {"data.batch_size": 2}
+PAIRS = SMALL | {"data.batch_tokens": 256}
 
-    None for configurations of what is made up.
-    """
-    if name.startswith("glue-"):
-        return glue, "hub:"
-    if name.startswith("wmt14-"):
-        return wmt14, "hub:"
-    return (cail, "") if name.startswith("cail2019-") else None
+
+def glue_rows(folder: Path) -> Options:
+    return ROWS | {"data.source": f"hub:{glue(folder / 'glue')}", "data.tokenizer": word_piece(folder / "tokenizer")}
+
+
+def cail_rows(folder: Path) -> Options:
+    return ROWS | {"data.source": cail(folder)}
+
+
+def wmt14_pairs(folder: Path) -> Options:
+    return PAIRS | {"data.source": f"hub:{wmt14(folder)}", "model.network.d_ff": 32}
+
+
+# configuration → what writes data like its own into a folder, and gives the options that name them
+LOOK_ALIKES: dict[str, Callable[[Path], Options]] = {
+    **{f"glue-{task}": glue_rows for task in GLUE},
+    **{f"cail2019-scm-{length}": cail_rows for length in (512, 1024)},
+    **{f"wmt14-en-de-{position}": wmt14_pairs for position in ("rope", "sinusoidal")},
+    **{
+        f"small-translation-{attention}-{position}": lambda _: PAIRS | {"data.n_examples": 400}
+        for attention in ("softmax", "linear")
+        for position in ("rope", "sinusoidal")
+    },
+    **{
+        f"small-{task}-{attention}-rope": lambda _: ROWS | {"data.n_examples": 400}
+        for task in ("classification", "ranking")
+        for attention in ("softmax", "linear")
+    },
+}
