@@ -2,6 +2,7 @@
 
 import copy
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from lin_attn.data import ClassificationData, RankingData, TranslationData
 from lin_attn.data.batches import TokenBatches
+from models import PairRanker, Seq2Seq, SequenceClassifier
 from tests.data.task_files import as_rank, pair_rows, translation_rows, triple_rows, write_jsonl
 
 N = 47  # of which train gets a number that neither 2 nor 3 processes nor the batch size divide
@@ -126,3 +128,32 @@ def test_token_batches_waste_little_on_padding():
 def test_an_example_of_more_than_batch_tokens_is_refused():
     with pytest.raises(ValueError, match="batch_tokens is 9, and an example has 10 tokens"):
         TokenBatches(np.array([[3, 10]]), 9, seed=0)
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_batch_without_examples_adds_nothing_to_loss_gradient_and_figures(make, numbers):
+    """It is what the last processes get where examples do not divide."""
+    module = make()
+    if isinstance(module, ClassificationData):
+        module = make(numbers=numbers)
+    network = {"vocab_size": 300, "d_model": 8, "n_layers": 1, "n_heads": 1}
+    typed = network | {"n_token_types": 2}
+    model = {
+        "ClassificationData": lambda: SequenceClassifier(typed, n_classes=1 if numbers else 2),
+        "RankingData": lambda: PairRanker(typed),
+        "TranslationData": lambda: Seq2Seq(network),
+    }[type(module).__name__]()
+    model.trainer = SimpleNamespace(testing=False)
+    rows = module.parts["train"][0].rows
+    none, some = module.collate(rows[[]]), module.collate(rows[:5])
+    total, count = model.loss_sum(none)
+    total.backward()
+    assert (total.item(), count.item()) == (0, 0)
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters()), "each process needs its gradients"
+    figures = []
+    for batches in ((some,), (none, some, none)):
+        metric = model.new_metric("val")
+        for batch in batches:
+            model.evaluate(batch, metric)
+        figures.append({name: value.item() for name, value in metric.compute().items()})
+    assert figures[0] == pytest.approx(figures[1], nan_ok=True)
