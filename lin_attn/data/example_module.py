@@ -3,10 +3,8 @@
 The training order is a function of (seed, epoch); the loader's state counts its batches, as with text.
 """
 
-import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import ClassVar
 
@@ -16,15 +14,15 @@ from torch.utils.data import DataLoader
 
 from lin_attn.data.blocks import Batch, BlockSampler
 from lin_attn.data.cache import default_cache_dir
-from lin_attn.data.documents import Document
 from lin_attn.data.example_arguments import check_example_arguments
 from lin_attn.data.examples import Columns, ExampleDataset, encode_rows
 from lin_attn.data.loader import BlockLoader, build_loader, place_of
 from lin_attn.data.order import BlockOrder
 from lin_attn.data.rows import MakeUp, Part, RowSource
 from lin_attn.data.special_tokens import SpecialTokens
-from lin_attn.data.tokenizer import Tokenizer, tokenizer_from_dict
+from lin_attn.data.tokenizer import Tokenizer
 from lin_attn.data.tokenizer_spec import TokenizerSpec
+from lin_attn.data.trained_tokenizers import train_on_rows
 
 
 class ExampleData(LightningDataModule):
@@ -202,32 +200,15 @@ class ExampleData(LightningDataModule):
             for split, found in rows.items()
         }
         if self._tokenizer is None:
-            self._tokenizer = self._with_special(self._trained(rows["train"][0].rows))
+            texts = list(self.text_columns.values())
+            trained = train_on_rows(self._spec, rows["train"][0].rows, texts, self._cache_dir)
+            self._tokenizer = self._with_special(trained)
         self._parts = {
             split: [Part(part.name, self.encoded(part.rows, split)) for part in found] for split, found in rows.items()
         }
 
     def _with_special(self, tokenizer: Tokenizer) -> Tokenizer:
         return SpecialTokens(tokenizer, self.special) if self.special else tokenizer
-
-    def _trained(self, rows: datasets.Dataset) -> Tokenizer:
-        """A tokenizer learned from the texts of rows, kept for the next time and for other processes."""
-        columns = list(self.text_columns.values())
-        content = json.dumps([rows._fingerprint, columns, self._spec.recipe])
-        key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-        path = os.path.join(self._cache_dir, "tokenizers", f"{key}.json")
-        try:
-            with open(path, encoding="utf-8") as file:
-                return tokenizer_from_dict(json.load(file))
-        except (OSError, ValueError):  # missing, or cut off
-            pass
-        tokenizer = self._spec.train(_documents(rows, columns))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        unfinished = f"{path}.{os.getpid()}"
-        with open(unfinished, "w", encoding="utf-8") as file:
-            json.dump(tokenizer.to_dict(), file)
-        os.replace(unfinished, path)
-        return tokenizer
 
     # Loaders
 
@@ -281,8 +262,3 @@ class ExampleData(LightningDataModule):
         sampler = BlockSampler(BlockOrder((0, len(rows)), shuffle=False), rank=rank, world_size=world_size)
         dataset = ExampleDataset(rows, self.collate)
         return build_loader(DataLoader, dataset, sampler, self.eval_batch_size, self.num_workers)
-
-
-def _documents(rows: datasets.Dataset, columns: list[str]) -> Iterator[Document]:
-    for number, row in enumerate(rows.select_columns(columns)):
-        yield Document(str(number), [f"{row[column]}\n".encode() for column in columns])

@@ -71,8 +71,9 @@ def package_triples(n: int, seed: int, validation_fraction: float, test_fraction
     tables: Tables = {}
     for split, snippets in _snippets(validation_fraction, test_fraction).items():
         columns: dict[str, list[object]] = {name: [] for name in ("A", "B", "C", "label")}
-        for _ in range(round(n * _share(split, validation_fraction, test_fraction)) if snippets else 0):
-            mine, other = draw.sample(sorted(snippets), 2)
+        packages = sorted(package for package, found in snippets.items() if len(found) > 1)
+        for _ in range(round(n * _share(split, validation_fraction, test_fraction)) if packages else 0):
+            mine, other = draw.sample(packages, 2)
             anchor, same = draw.sample(snippets[mine], 2)
             texts, label = [same.text, draw.choice(snippets[other]).text], draw.choice("BC")
             for name, value in zip(columns, (anchor.text, *texts[:: 1 if label == "B" else -1], label), strict=True):
