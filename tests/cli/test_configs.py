@@ -1,4 +1,7 @@
-"""Every shipped configuration says how to run it, is parsed, builds without a network, and trains on a look-alike."""
+"""Every configuration of configs/lm says how to run it, builds without a network, and trains on a look-alike.
+
+Those of configs/roformer are in `test_roformer_configs`.
+"""
 
 import re
 
@@ -11,7 +14,7 @@ from models.cli.configs import config_folder
 from models.cli.training import TrainingCLI
 from tests.data.look_alikes import LOOK_ALIKES, enwik8, wikitext
 
-CONFIGS = sorted(config_folder().rglob("*.yaml"))
+CONFIGS = sorted((config_folder() / "lm").glob("*.yaml"))
 
 
 def source_of(path):

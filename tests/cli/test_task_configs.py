@@ -1,5 +1,6 @@
 """Every configuration of a task says how to run it, is what it claims, and trains by one command on a look-alike."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -109,3 +110,19 @@ def test_info_counts_the_examples_of_each_part_and_shows_the_first(run, tmp_path
     assert counts == [("train", "12"), *judged]
     assert "first: 0 alpha" in printed
     assert "label: 0" in printed
+
+
+def test_a_checkpoint_is_judged_and_translates_every_test_pair(run, capsys):
+    name, options = "small-translation-linear-rope", {"data.n_examples": 400, "data.eval_batch_size": 5}
+    assert run("fit", "-c", f"roformer/{name}.yaml", *as_arguments(TINY | options)) == 0
+    folder = Path("runs", name, "version_0")
+    saved = ["-c", folder / "fit.yaml", "--ckpt_path", folder / "checkpoints" / "last.ckpt"]
+    short = ["--trainer.limit_test_batches", "1", "--trainer.enable_progress_bar", "false"]
+    assert run("test", *saved, *short) == 0
+    assert "test/bleu" in capsys.readouterr().out
+    assert run("predict", *saved, "--trainer.enable_progress_bar", "false") == 0
+    [written] = Path("runs").glob("**/predictions.csv")
+    count = int(re.search(r"predictions of (\d+) examples", capsys.readouterr().out)[1])
+    with written.open(newline="") as file:
+        assert [row["example"] for row in csv.DictReader(file)] == [str(i) for i in range(count)]
+    assert 1 < count < 30
