@@ -106,6 +106,8 @@ class SequenceClassifier(TrainedModel):
     def evaluate(self, batch: Batch, metric: MetricCollection) -> None:
         """Adds the batch's examples."""
         outputs, labels = self._outputs(batch).float(), self._labels(batch)
+        if len(labels) == 0:  # a process that had none left; some metrics fail at that
+            return
         predicted = outputs[:, 0] if self.n_classes == 1 else outputs.argmax(-1)
         metric.update(outputs=outputs, labels=labels, preds=predicted, target=labels)
 

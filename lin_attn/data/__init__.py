@@ -1,4 +1,4 @@
-"""Text as packed blocks of tokens: sources, tokenizer, token store, blocks and the LightningDataModule.
+"""Text as packed blocks of tokens, and as examples: sources, tokenizers, stores and LightningDataModules.
 
 Names are loaded on first use, so that `lin_attn.data.tokenizer` can be imported without Lightning.
 """
@@ -7,22 +7,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lin_attn.data.classification import ClassificationData
     from lin_attn.data.corpus import TextCorpus
     from lin_attn.data.masked import MaskedCorpus
+    from lin_attn.data.ranking import RankingData
     from lin_attn.data.special_tokens import SpecialTokens
     from lin_attn.data.streaming import StreamingCorpus
     from lin_attn.data.subword import SubwordTokenizer
     from lin_attn.data.tokenizer import ByteTokenizer
+    from lin_attn.data.translation import TranslationData
 
-__all__ = ["ByteTokenizer", "MaskedCorpus", "SpecialTokens", "StreamingCorpus", "SubwordTokenizer", "TextCorpus"]
+__all__ = [
+    "ByteTokenizer",
+    "ClassificationData",
+    "MaskedCorpus",
+    "RankingData",
+    "SpecialTokens",
+    "StreamingCorpus",
+    "SubwordTokenizer",
+    "TextCorpus",
+    "TranslationData",
+]
 
 _HOMES = {
     "ByteTokenizer": "tokenizer",
+    "ClassificationData": "classification",
     "MaskedCorpus": "masked",
+    "RankingData": "ranking",
     "SpecialTokens": "special_tokens",
     "StreamingCorpus": "streaming",
     "SubwordTokenizer": "subword",
     "TextCorpus": "corpus",
+    "TranslationData": "translation",
 }
 
 

@@ -95,11 +95,7 @@ class HubSet:
         Raises:
             ValueError: There is no such split or column; the message lists those there are.
         """
-        if not self.has_split(split):
-            raise ValueError(f"{self.label} has no split {split!r}, there are {list(self._splits)}")
-        if split not in self._splits and self._streaming:
-            raise ValueError(f"a split is {split!r}, and a stream has no slices; wanted one of {list(self._splits)}")
-        rows = self._splits[split] if split in self._splits else self._load(split=split)
+        rows = self.table(split)
         names = rows.column_names
         if names is None:  # a stream tells its columns with its first rows
             rows = self._told(lambda: rows._resolve_features())
@@ -110,6 +106,18 @@ class HubSet:
                 "choose with text_column"
             )
         return rows
+
+    def table(self, split: str) -> Any:
+        """As `rows`, whatever its columns are.
+
+        Raises:
+            ValueError: There is no such split; the message lists those there are.
+        """
+        if not self.has_split(split):
+            raise ValueError(f"{self.label} has no split {split!r}, there are {list(self._splits)}")
+        if split not in self._splits and self._streaming:
+            raise ValueError(f"a split is {split!r}, and a stream has no slices; wanted one of {list(self._splits)}")
+        return self._splits[split] if split in self._splits else self._load(split=split)
 
     def fingerprint(self) -> str:
         """What `datasets` keys its cache by: the set, its revision, its files and its options."""

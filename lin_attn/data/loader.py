@@ -7,9 +7,11 @@ is enough, and it is the same on every rank, for any number of workers.
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+import torch
+from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader, Dataset
 
-from lin_attn.data.blocks import Batch, BlockSampler
+from lin_attn.data.blocks import Batch, BlockSampler, as_is
 
 
 class BlockLoader(DataLoader[Batch]):
@@ -56,3 +58,28 @@ class BlockLoader(DataLoader[Batch]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Lets the next iteration, if it is of the same epoch, begin after the batches already given."""
         self._resume = {name: int(value) for name, value in state.items()}
+
+
+def place_of(trainer: Trainer | None) -> tuple[int, int]:
+    """This process's rank, and how many share the data.
+
+    Not the global rank: processes that share one replica of the data get the same examples.
+    """
+    place = (trainer.distributed_sampler_kwargs if trainer else None) or {}
+    return place.get("rank", 0), place.get("num_replicas", 1)
+
+
+def build_loader(
+    kind: type[DataLoader[Batch]], dataset: Dataset[Batch], sampler: BlockSampler, batch_size: int, num_workers: int
+) -> DataLoader[Batch]:
+    """A loader of a dataset whose `__getitems__` gives whole batches."""
+    return kind(
+        dataset,
+        batch_size=batch_size,
+        sampler=sampler,
+        num_workers=num_workers,
+        collate_fn=as_is,
+        pin_memory=torch.cuda.is_available(),
+        persistent_workers=num_workers > 0,
+        generator=torch.Generator(),  # without, each iterator takes one of the numbers that dropout goes by
+    )

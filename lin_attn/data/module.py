@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from lin_attn.data.blocks import Batch, BlockDataset, BlockSampler, as_is
+from lin_attn.data.blocks import Batch, BlockDataset, BlockSampler
 from lin_attn.data.cache import Corpus
-from lin_attn.data.loader import BlockLoader
+from lin_attn.data.loader import BlockLoader, build_loader, place_of
 from lin_attn.data.order import BlockOrder
 from lin_attn.data.store import TokenStore
 from lin_attn.data.tokenizer import Tokenizer
@@ -132,12 +131,7 @@ class BlockDataModule(LightningDataModule):
 
     @property
     def _place(self) -> tuple[int, int]:
-        """This process's rank, and how many share the data.
-
-        Not the global rank: processes that share one replica of the data get the same blocks.
-        """
-        place = (self.trainer.distributed_sampler_kwargs if self.trainer else None) or {}
-        return place.get("rank", 0), place.get("num_replicas", 1)
+        return place_of(self.trainer)
 
     def _loader(
         self,
@@ -146,16 +140,7 @@ class BlockDataModule(LightningDataModule):
         order: BlockOrder,
         batch_size: int,
     ) -> DataLoader[Batch]:
-        return kind(
-            blocks,
-            batch_size=batch_size,
-            sampler=self._sampler(order),
-            num_workers=self.num_workers,
-            collate_fn=as_is,
-            pin_memory=torch.cuda.is_available(),
-            persistent_workers=self.num_workers > 0,
-            generator=torch.Generator(),  # without, each iterator takes one of the numbers that dropout goes by
-        )
+        return build_loader(kind, blocks, self._sampler(order), batch_size, self.num_workers)
 
     def _sampler(self, order: BlockOrder) -> BlockSampler:
         rank, world_size = self._place

@@ -1,12 +1,17 @@
-"""lin-attn data info: prepares a corpus and tells its documents, bytes, tokens and blocks, and a sample."""
+"""lin-attn data info: prepares a corpus, or examples, and tells how much there is, and a sample."""
 
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lin_attn.data.example_module import ExampleData
 
 USAGE = """usage: lin-attn data info [-c CONFIG] [--data.OPTION VALUE ...]
 
-Prepare a corpus as fit would, and print how many documents, bytes, tokens and blocks each split has, and a sample.
+Prepare a corpus as fit would, and print how many documents, bytes, tokens and blocks each split has, or how
+many examples and tokens, and a sample.
 Options are those of fit; the rest of a configuration is left alone.
 """
 SAMPLE_TOKENS = 200
@@ -35,21 +40,23 @@ def main(command: str, arguments: list[str]) -> None:
 
 
 def print_info(data: Any) -> None:
-    """Prints what is in a data module's corpus."""
+    """Prints what is in a data module's corpus, or of which examples it is."""
+    from lin_attn.data.example_module import ExampleData
     from lin_attn.data.streaming import StreamingCorpus
 
-    streams = isinstance(data, StreamingCorpus)
     data.setup()
+    if isinstance(data, ExampleData):
+        print_examples(data)
+        return
+    streams = isinstance(data, StreamingCorpus)
     rows = [("split", "documents", "bytes", "tokens", "bytes/token", f"blocks of {data.block_length}")]
     for split, store in data.stores.items():
         n_bytes, n_tokens = int(store.column("n_bytes").sum()), len(store)
         numbers = (store.n_documents, n_bytes, n_tokens)
         ratio = f"{n_bytes / max(n_tokens - store.n_documents - 1, 1):.2f}"
         rows.append((split, *(f"{number:,}" for number in numbers), ratio, f"{len(data.blocks(split)):,}"))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     tokenizer = data.tokenizer
-    lines.append(f"tokenizer: {data.hparams['tokenizer']}, {tokenizer.vocab_size:,} tokens, {tokenizer.fingerprint}")
+    lines = [*_table(rows), _of_tokenizer(data)]
     meta = data.corpus.meta
     lines.append(
         "the training text is streamed; above is what is kept to evaluate on, and the beginning of train"
@@ -65,6 +72,36 @@ def print_info(data: Any) -> None:
     lines.append(f"sample, the first {SAMPLE_TOKENS} tokens of {', '.join(store.names(0, 1))}:\n")
     lines.append(tokenizer.decode(store.tokens(1, 1 + SAMPLE_TOKENS)).decode("utf-8", "replace"))
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def print_examples(data: "ExampleData") -> None:
+    """Prints how many examples and tokens there are, and the first one."""
+    from lin_attn.data.examples import token_counts
+
+    names = list(data.text_columns)
+    rows: list[tuple[str, ...]] = [("split", "examples", "tokens", "longest")]
+    for split, parts in data.parts.items():
+        for part in parts:
+            counts = token_counts(part.rows, names)
+            label = split if part.name == split else f"{split} {part.name}"
+            rows.append((label, *(f"{n:,}" for n in (len(counts), counts.sum(), counts.max(initial=0)))))
+    lines = [*_table(rows), _of_tokenizer(data), "sample, the first training example:\n"]
+    first = data.parts["train"][0].rows[0]
+    for name in names:
+        lines.append(f"{name}: {data.tokenizer.decode(first[name][:SAMPLE_TOKENS]).decode('utf-8', 'replace')}")
+    lines += [f"label: {first['label']}"] if "label" in first else []
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of cells that stand below each other."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _of_tokenizer(data: Any) -> str:
+    tokenizer = data.tokenizer
+    return f"tokenizer: {data.hparams['tokenizer']}, {tokenizer.vocab_size:,} tokens, {tokenizer.fingerprint}"
 
 
 def data_of(name: str) -> dict[str, Any]:
