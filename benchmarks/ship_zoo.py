@@ -60,7 +60,7 @@ def ship(name: str, run: Path) -> None:
     context = data["block_length"]
     metrics: dict[str, float] = {"context": context}
     summary: dict[str, Any] = {
-        "description": "One of the checkpoints that come with lin-attn, equal but for the mechanism: docs/zoo.md compares them.",
+        "description": "One of the checkpoints that come with lin-attn; docs/zoo.md compares them.",
         "data": "source of the Python standard library, bytes as tokens",
         "steps": steps,
         "tokens": steps * context * data["batch_size"],
@@ -134,7 +134,9 @@ def write_curves(curves: dict[str, list[dict[str, str]]]) -> None:
             values = [row.get(key) or "" for key in ("train/loss", "val/loss", "val/bits_per_byte")]
             rounded = [f"{float(value):.4f}" if value else "" for value in values]
             lines.append(f"{name},{int(row['step']) + 1},{','.join(rounded)}")
-        points = [(int(row["step"]) + 1, float(row["val/bits_per_byte"])) for row in rows if row.get("val/bits_per_byte")]
+        points = [
+            (int(row["step"]) + 1, float(row["val/bits_per_byte"])) for row in rows if row.get("val/bits_per_byte")
+        ]
         if points:
             axes.plot(*zip(*points, strict=True), label=name, color=COLOURS[i], linestyle=LINES[i])
     axes.grid(alpha=0.3)

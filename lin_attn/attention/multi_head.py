@@ -148,7 +148,8 @@ class MultiHeadAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, N, H·D) → (B, H, N, D). By a view, as a step of decoding would wait for anything slower."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, self.head_dim))
+        return heads.transpose(1, 2)
 
     def _joined(self, heads: Tensor) -> Tensor:
         """The heads' outputs (B, H, N, D), normalised where that is asked for, side by side and projected."""

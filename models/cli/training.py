@@ -66,7 +66,10 @@ class TrainingCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds `--checkpoint`, the best model's, `--last_checkpoint`, initial weights, and this project's defaults."""
         parser.add_argument(
-            "--initial_weights", type=str | None, default=None, help="model whose weights fit begins with: a .ckpt, a folder of save_pretrained, a name"
+            "--initial_weights",
+            type=str | None,
+            default=None,
+            help="model whose weights fit begins with: a .ckpt, a folder of save_pretrained, a name",
         )
         parser.add_argument(
             "--replaced_weights", type=list[str] | None, default=None,

@@ -50,7 +50,7 @@ def entry(name: str) -> dict[str, Any]:
 
     config, model = read_config(ZOO / name), from_pretrained(name)
     summary = dict(config["summary"])
-    found = {
+    found: dict[str, Any] = {
         "name": name,
         "class": config["class"],
         "attention": model.network_config.attention,
@@ -60,7 +60,7 @@ def entry(name: str) -> dict[str, Any]:
     growth = state_growth(model)
     if growth is not None:
         found |= {"state_bytes": growth.fixed, "state_bytes_per_token": growth.per_token}
-    return found | summary.pop("metrics", {}) | summary
+    return {**found, **summary.pop("metrics", {}), **summary}
 
 
 def table(entries: list[dict[str, Any]]) -> str:
@@ -77,7 +77,9 @@ def table(entries: list[dict[str, Any]]) -> str:
     left = 3  # columns of words
     lines = []
     for row in rows:
-        cells = [cell.ljust(n) if i < left else cell.rjust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.ljust(n) if i < left else cell.rjust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """A model's tokenizer in its folder.
 
-config.json says which it is: null, a name, or {"name": …, "special_tokens": [pad, class, …]} for one with special tokens
-on top (lin_attn.data.SpecialTokens). "bytes" has no files. "tokenizers" and "jieba" have their definition in
+config.json says which it is: null, a name, or {"name": …, "special_tokens": [pad, class, …]} for one with special
+tokens on top (lin_attn.data.SpecialTokens). "bytes" has no files. "tokenizers" and "jieba" have their definition in
 tokenizer.json and the text of their end token in tokenizer_config.json, where other programs look for both.
 """
 
@@ -86,5 +86,5 @@ def _parsed(entry: Any) -> _Entry:
     elif entry is None or entry in NAMES:
         return _Entry(entry, None)
     raise ValueError(
-        f"tokenizer is {entry!r}; wanted null, one of {', '.join(NAMES)}, or an object of such a name and special_tokens"
+        f"tokenizer is {entry!r}; wanted null, one of {', '.join(NAMES)}, or an object of a name and special_tokens"
     )

@@ -19,8 +19,8 @@ from models.checkpoint import load_checkpoint, read_checkpoint
 from models.cli import main
 from models.cli.configs import config_folder
 from models.training import TrainedModel
-from tests.data.task_look_alikes import LOOK_ALIKES as OF_TASKS
 from tests.data.look_alikes import bookcorpus, enwik8, story, wikipedia
+from tests.data.task_look_alikes import LOOK_ALIKES as OF_TASKS
 
 FOLDER = config_folder() / "roformer"
 TINY = {

@@ -53,7 +53,8 @@ def test_they_may_come_from_a_folder_of_save_pretrained(saved: Path, tmp_path: P
     load_checkpoint(saved, kind=MaskedLM).save_pretrained(tmp_path / "folder")
     ours, theirs = read_weights(tmp_path / "folder"), read_weights(saved)
     assert (ours.kind, ours.network) == (theirs.kind, theirs.network)
-    assert ours.tokenizer is not None and theirs.tokenizer is not None
+    assert ours.tokenizer is not None
+    assert theirs.tokenizer is not None
     assert ours.tokenizer.fingerprint == theirs.tokenizer.fingerprint
     assert ours.state.keys() == theirs.state.keys()
     assert all(torch.equal(value, theirs.state[name]) for name, value in ours.state.items())

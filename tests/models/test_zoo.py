@@ -1,4 +1,4 @@
-"""The checkpoints that come with the package: whole, small, equal but for the mechanism, and as good as their cards say."""
+"""The checkpoints that come with the package: whole, small, equal but for the mechanism, as good as their cards say."""
 
 import json
 import subprocess
@@ -52,7 +52,10 @@ def test_a_checkpoint_is_of_the_configuration_that_its_card_names(name):
 
 
 def test_the_language_models_differ_in_their_mechanism_alone():
-    configs = [yaml.safe_load((config_folder() / "zoo" / f"{name.removeprefix('stdlib-')}.yaml").read_text()) for name in CAUSAL]
+    configs = [
+        yaml.safe_load((config_folder() / "zoo" / f"{name.removeprefix('stdlib-')}.yaml").read_text())
+        for name in CAUSAL
+    ]
     for config in configs:
         for key in ("attention", "feature_map", "position", "rope"):
             config["model"]["init_args"]["network"].pop(key, None)
