@@ -133,7 +133,7 @@ def _rows(model: "TrainedModel", summary: Mapping[str, Any], stored: str) -> str
     ]
     for field in ("data", "steps", "tokens", "bits_per_byte", "decode_tokens_per_second", "hardware", "license"):
         rows.append((SUMMARY[field][1], _figure(summary[field]) if field in summary else None))
-    rows += [(str(name), _figure(value)) for name, value in summary.get("metrics", {}).items()]
+    rows += [(str(name).replace("_", " "), _figure(value)) for name, value in summary.get("metrics", {}).items()]
     lines = "\n".join(f"| {name} | {value} |" for name, value in rows if value is not None)
     return f"| | |\n|---|---|\n{lines}"
 

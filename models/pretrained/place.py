@@ -31,6 +31,7 @@ def new_folder(folder: Path, *, overwrite: bool, known: Collection[str]) -> Iter
         aside.mkdir(parents=True)
         yield aside
         for path in aside.iterdir():
+            path.chmod(aside.stat().st_mode & 0o666)  # safetensors lets none but the user read what it writes
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
         _put_in_place(aside, folder)

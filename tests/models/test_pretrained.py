@@ -111,6 +111,13 @@ def test_a_model_comes_back_as_it_was(name, tmp_path):
     assert (tmp_path / "again" / "SHA256SUMS").read_bytes() == (tmp_path / "model" / "SHA256SUMS").read_bytes()
 
 
+def test_its_files_may_be_read_by_whom_the_user_lets_read(tmp_path):
+    build(tokenizer=subwords()).save_pretrained(tmp_path / "model")
+    (tmp_path / "other").write_text("")
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()}
+    assert modes == {(tmp_path / "other").stat().st_mode & 0o777}
+
+
 def test_a_subword_tokenizer_travels_with_its_model(tmp_path):
     tokenizer = subwords()
     build(tokenizer=tokenizer).save_pretrained(tmp_path / "model")

@@ -40,8 +40,9 @@ def forward(
     """Output (B, H, N, M), denominators (B, H, N) with their floor (empty if not normalize), and the new S and z."""
     problem, kept = _problem(q, k, v, key_mask, kv, k_sum, cos, sin, feature_map, rope, causal, eps)
     out = _fresh(empty_rows(q, v.shape[3]))
-    denominators = _fresh(kv.new_empty(q.shape[:3] if normalize else (0,)))
-    new_kv, new_k_sum = (_fresh(x.new_empty(x.shape)) for x in (kv, k_sum))
+    # Sizes one by one: torch reads a shape more slowly than it allocates, and a step of decoding does little else.
+    denominators = _fresh(kv.new_empty(*q.shape[:3]) if normalize else kv.new_empty(0))
+    new_kv, new_k_sum = _fresh(kv.new_empty(*kv.shape)), _fresh(k_sum.new_empty(*k_sum.shape))
     problem.out = _view(out)
     problem.denominators = denominators.data_ptr() if normalize else None
     problem.new_kv, problem.new_k_sum = new_kv.data_ptr(), new_k_sum.data_ptr()
