@@ -36,11 +36,15 @@ class TrainedModel(Shareable, LightningModule):
     Attributes:
         tokenizer: taken over from the data module or a checkpoint; None before.
         token_keys: the entries of a batch that are tokens, for counting how many are seen.
+        judged_by: the entries that a batch has besides, to be judged by; predict does without them.
+        not_judged_by: entries that tell of a batch that was made for other models.
         body: the part of it that other models may have too, under a name of their own.
         can_be_sharded: whether all its parameters are in `network`, for FSDP2.
     """
 
     token_keys: tuple[str, ...] = ("tokens",)
+    judged_by: tuple[str, ...] = ("targets",)
+    not_judged_by: tuple[str, ...] = ()
     body: str = "network"
     can_be_sharded: bool = False
 
@@ -110,6 +114,23 @@ class TrainedModel(Shareable, LightningModule):
         assert isinstance(self.network, nn.Module)
         arrange(self.network, mesh=self.device_mesh, **options)
         self._arranged = True
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Checks that a batch is of the kind that the model reads.
+
+        Raises:
+            ValueError: if the data are for other models.
+        """
+        wanted = (*self.token_keys, *(() if self.trainer.predicting else self.judged_by))
+        if not set(wanted) <= set(batch) or set(self.not_judged_by) & set(batch):
+            without = f" and no {', '.join(self.not_judged_by)}" if self.not_judged_by else ""
+            module = getattr(self.trainer, "datamodule", None)
+            data = "of a data loader" if module is None else f"a {type(module).__name__}"
+            raise ValueError(
+                f"data is {data}, whose batches have {', '.join(batch)}; wanted data for a {type(self).__name__}: "
+                f"batches of {', '.join(wanted)}{without}"
+            )
+        return batch
 
     def on_fit_start(self) -> None:
         """Says what is trained."""
