@@ -164,7 +164,7 @@ def seeds_of(seed: int | Iterable[int], rows: int, what: str = "row") -> list[in
     if len(seeds) != rows:
         raise ValueError(f"seed has {len(seeds)} entries; wanted one number, or one a {what}, {rows}")
     for one in seeds:
-        if not isinstance(one, Integral) or not -(2**63) <= one < 2**63:
+        if not isinstance(one, Integral) or not -(2**63) <= int(one) < 2**63:
             raise ValueError(f"seed is {one!r}; wanted an integer of at most 64 bits")
     return [int(one) for one in seeds]
 

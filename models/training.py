@@ -115,23 +115,6 @@ class TrainedModel(Shareable, LightningModule):
         arrange(self.network, mesh=self.device_mesh, **options)
         self._arranged = True
 
-    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Checks that a batch is of the kind that the model reads.
-
-        Raises:
-            ValueError: if the data are for other models.
-        """
-        wanted = (*self.token_keys, *(() if self.trainer.predicting else self.judged_by))
-        if not set(wanted) <= set(batch) or set(self.not_judged_by) & set(batch):
-            without = f" and no {', '.join(self.not_judged_by)}" if self.not_judged_by else ""
-            module = getattr(self.trainer, "datamodule", None)
-            data = "of a data loader" if module is None else f"a {type(module).__name__}"
-            raise ValueError(
-                f"data is {data}, whose batches have {', '.join(batch)}; wanted data for a {type(self).__name__}: "
-                f"batches of {', '.join(wanted)}{without}"
-            )
-        return batch
-
     def on_fit_start(self) -> None:
         """Says what is trained."""
         config, parameters = self.network_config, sum(parameter.numel() for parameter in self.parameters())
@@ -143,6 +126,7 @@ class TrainedModel(Shareable, LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """What to differentiate: the batch's part in the step's mean loss (see `models.step_loss`)."""
+        self._check_batch(batch)
         self._latest = batch
         total, count = self.loss_sum(batch)
         if not torch.isfinite(total):
@@ -200,6 +184,7 @@ class TrainedModel(Shareable, LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Adds the batch to the validation figures of its data loader."""
+        self._check_batch(batch)
         self.evaluate(batch, self._metrics[dataloader_idx])
 
     def on_validation_epoch_end(self) -> None:
@@ -212,6 +197,7 @@ class TrainedModel(Shareable, LightningModule):
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Adds the batch to the test figures of its data loader."""
+        self._check_batch(batch)
         self.evaluate(batch, self._metrics[dataloader_idx])
 
     def on_test_epoch_end(self) -> None:
@@ -231,6 +217,22 @@ class TrainedModel(Shareable, LightningModule):
             which = "" if i == 0 else f"{names[i] if names else i}/"
             self.log_dict({f"{stage}/{which}{name}": value for name, value in metric.compute().items()}, prog_bar=True)
         self._metrics = nn.ModuleList()
+
+    def on_predict_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Refuses data for other models, as the steps do."""
+        self._check_batch(batch)
+
+    def _check_batch(self, batch: Batch) -> None:
+        """Raises ValueError for a batch that was made for other models."""
+        wanted = (*self.token_keys, *(() if self.trainer.predicting else self.judged_by))
+        if not set(wanted) <= set(batch) or set(self.not_judged_by) & set(batch):
+            without = f" and no {', '.join(self.not_judged_by)}" if self.not_judged_by else ""
+            module = getattr(self.trainer, "datamodule", None)
+            data = "of a data loader" if module is None else f"a {type(module).__name__}"
+            raise ValueError(
+                f"data is {data}, whose batches have {', '.join(batch)}; wanted data for a {type(self).__name__}: "
+                f"batches of {', '.join(wanted)}{without}"
+            )
 
     # Checkpoints
 
