@@ -42,6 +42,7 @@ class CausalLM(TrainedModel):
     """
 
     can_be_sharded = True
+    judged_by = ("targets", "n_bytes")
 
     def __init__(
         self,

@@ -54,6 +54,7 @@ class SequenceClassifier(TrainedModel):
 
     network_config: EncoderConfig
     body = "network.encoder"
+    judged_by = ("labels",)
 
     def __init__(
         self,

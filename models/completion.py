@@ -4,13 +4,12 @@ A prompt is read as the beginning of a document: the end token of the document b
 """
 
 import codecs
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lin_attn.data.tokenizer import Tokenizer
-from models.generation import takes_left_padding
-from models.padding import Text, batches, check_texts, pad, tokenizer_of
+from models.generation import seeds_of, takes_left_padding
+from models.padding import Text, batches, pad, text_list, tokenizer_of
 
 if TYPE_CHECKING:
     from models.causal_lm import CausalLM
@@ -33,9 +32,10 @@ class StopTexts:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if isinstance(stops, str) or not all(isinstance(stop, str) and stop for stop in stops):
+        listed = isinstance(stops, Iterable) and not isinstance(stops, str)
+        self.stops = tuple(stops) if listed else ()
+        if not listed or not all(isinstance(stop, str) and stop for stop in self.stops):
             raise ValueError(f"stop is {stops!r}; wanted a list of texts, none of them empty")
-        self._stops = tuple(stops)
         self._held = ""
         self.found = False
 
@@ -44,12 +44,12 @@ class StopTexts:
         if self.found:
             return ""
         held = self._held + piece
-        places = [(held.index(stop) + len(stop), -len(stop)) for stop in self._stops if stop in held]
+        places = [(held.index(stop) + len(stop), -len(stop)) for stop in self.stops if stop in held]
         if places:
             self.found, self._held = True, ""
             end, less = min(places)
             return held[: end + less]
-        keep = max((n for stop in self._stops for n in range(1, len(stop)) if held.endswith(stop[:n])), default=0)
+        keep = max((n for stop in self.stops for n in range(1, len(stop)) if held.endswith(stop[:n])), default=0)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
 
@@ -96,7 +96,7 @@ class TokenText:
 
 def complete(model: "CausalLM", texts: Sequence[Text], max_new_tokens: int, **options: Any) -> list[str]:
     """The continuations of texts; see `CausalLM.complete`."""
-    check_texts(texts)
+    texts = text_list(texts)
     tokenizer = tokenizer_of(model)
     return complete_prompts(model, [prompt_tokens(tokenizer, text) for text in texts], max_new_tokens, **options)
 
@@ -113,13 +113,12 @@ def complete_prompts(
     **options: Any,
 ) -> list[str]:
     """The texts of the continuations of prompts, which are tokens, none of them empty; as `complete` otherwise."""
-    StopTexts(stop)  # a mistake is told before anything is drawn
-    if not isinstance(seed, int | None) and len(seed) != len(prompts):
-        raise ValueError(f"seed has {len(seed)} entries; wanted one number, or one a text, {len(prompts)}")
+    stop = StopTexts(stop).stops  # a mistake is told before anything is drawn
+    seeds = None if seed is None else seeds_of(seed, len(prompts), "text")
     found = [""] * len(prompts)
     mixed = takes_left_padding(model.network_config)
     for rows in batches([len(prompt) for prompt in prompts], batch_size, equal=not mixed):
-        own = seed if isinstance(seed, int | None) else [seed[row] for row in rows]
+        own = None if seeds is None else [seeds[row] for row in rows]
         pieces = _pieces(model, [prompts[row] for row in rows], max_new_tokens, stop, seed=own, **options)
         for place, piece in pieces:
             found[rows[place]] += piece
@@ -151,12 +150,11 @@ def _pieces(
     drawn = model.stream(tokens, max_new_tokens, key_mask=key_mask, stop_token=tokenizer.end_id, **options)
 
     def pieces() -> Iterator[tuple[int, str]]:
-        with closing(drawn):  # type: ignore[type-var]  # a generator, which gives the model its mode back
-            for new in drawn:
-                for row, token in enumerate(new.tolist()):
-                    yield row, texts[row].add(token)
-                if all(text.ended for text in texts):
-                    break
+        for new in drawn:
+            for row, token in enumerate(new.tolist()):
+                yield row, texts[row].add(token)
+            if all(text.ended for text in texts):
+                break
         for row, text in enumerate(texts):
             yield row, text.finish()
 

@@ -16,7 +16,7 @@ from lin_attn.data.special_tokens import SpecialTokens
 from lin_attn.data.tokenizer import Tokenizer
 from models.encoder import BertEncoder
 from models.generation import in_evaluation_mode
-from models.padding import Text, batches, check_texts, pad, tokenizer_of
+from models.padding import Text, batches, pad, text_list, tokenizer_of
 from models.pooled import Pooling, check_pooling, pool
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def embed(
     batch_size: int = BATCH_SIZE,
 ) -> Tensor:
     """Vectors of texts (B, E); see `MaskedLM.embed`."""
-    check_texts(texts)
+    texts = text_list(texts)
     check_pooling(pooling)
     tokenizer = tokenizer_of(model)
     rows = [frame(tokenizer, tokenizer.encode(text).tolist(), framed) for text in texts]

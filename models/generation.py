@@ -6,8 +6,9 @@ as it would be alone: padding on the left changes no position, and each row has 
 Letters: B batch, N length, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,9 +47,12 @@ def stream(
     rows, length = tokens.shape
     if length == 0:
         raise ValueError("tokens has length 0; wanted a prompt of at least one token, such as the document end")
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}; wanted a number ≥ 0")
+    if not isinstance(max_new_tokens, Integral) or max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}; wanted a whole number ≥ 0")
     config = model.network_config
+    least, most = (int(tokens.min()), int(tokens.max())) if rows else (0, 0)
+    if least < 0 or most >= config.vocab_size:
+        raise ValueError(f"tokens are from {least} to {most}; wanted 0 to {config.vocab_size - 1}")
     if config.max_length is not None and length + max_new_tokens - 1 > config.max_length:
         raise ValueError(
             f"max_new_tokens is {max_new_tokens} after a prompt of {length}; wanted at most "
@@ -57,7 +61,7 @@ def stream(
     if key_mask is not None:
         _check_padding(config, tokens, key_mask)
         key_mask = None if bool(key_mask.all()) else key_mask
-    generators = None if seed is None else _generators(seed, rows, tokens.device)
+    generators = None if seed is None else _generators(seeds_of(seed, rows), tokens.device)
     # A vocabulary may be larger than the tokenizer's, to be a round number: what has no text is not drawn.
     known = config.vocab_size if model.tokenizer is None else model.tokenizer.vocab_size
     if stop_token is not None and not 0 <= stop_token < known:
@@ -87,8 +91,13 @@ def stream(
             hidden = outputs[:, -1]
 
     def evaluated() -> Iterator[Tensor]:
-        with in_evaluation_mode(model):
-            yield from steps()
+        drawn = steps()
+        while True:
+            with in_evaluation_mode(model):  # for a step alone: a stream may be left, or stand beside another
+                token = next(drawn, None)
+            if token is None:
+                return
+            yield token
 
     return evaluated()
 
@@ -143,11 +152,25 @@ def _check_padding(config: "NetworkConfig", tokens: Tensor, key_mask: Tensor) ->
     )
 
 
-def _generators(seed: int | Sequence[int], rows: int, device: torch.device) -> list[torch.Generator]:
-    """One a row, so that what a row draws does not depend on the others."""
-    seeds = [seed] * rows if isinstance(seed, int) else list(seed)
+def seeds_of(seed: int | Iterable[int], rows: int, what: str = "row") -> list[int]:
+    """One a row: the number that is given, or the numbers.
+
+    Raises:
+        ValueError: if they are no numbers that a generator takes, or not one a row.
+    """
+    if not isinstance(seed, Integral | Iterable):
+        raise ValueError(f"seed is {seed!r}; wanted an integer, or one a {what}")
+    seeds = [seed] * rows if isinstance(seed, Integral) else list(seed)
     if len(seeds) != rows:
-        raise ValueError(f"seed has {len(seeds)} entries; wanted one number, or one a row, {rows}")
+        raise ValueError(f"seed has {len(seeds)} entries; wanted one number, or one a {what}, {rows}")
+    for one in seeds:
+        if not isinstance(one, Integral) or not -(2**63) <= int(one) < 2**63:
+            raise ValueError(f"seed is {one!r}; wanted an integer of at most 64 bits")
+    return [int(one) for one in seeds]
+
+
+def _generators(seeds: list[int], device: torch.device) -> list[torch.Generator]:
+    """One a row, so that what a row draws does not depend on the others."""
     return [torch.Generator(device).manual_seed(one) for one in seeds]
 
 
@@ -164,10 +187,12 @@ def _seen(tokens: Tensor, key_mask: Tensor | None, known: int, stop_token: int |
 
 @contextmanager
 def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout; the mode that was comes back."""
-    was_training = model.training
-    model.eval()
+    """Without dropout; the mode that each module was in comes back."""
+    in_training = [module for module in model.modules() if module.training]
+    for module in in_training:
+        module.training = False
     try:
         yield
     finally:
-        model.train(was_training)
+        for module in in_training:
+            module.training = True

@@ -74,6 +74,7 @@ class MaskedLM(TrainedModel):
     """
 
     network_config: EncoderConfig
+    not_judged_by = ("n_bytes",)  # of a text whose next tokens are the targets: an encoder sees them
 
     def __init__(self, network: Network = EncoderConfig(), optimizer: Optimizer = OptimizerConfig()) -> None:
         super().__init__(as_config(EncoderConfig, network, "network"), optimizer)

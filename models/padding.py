@@ -3,7 +3,7 @@
 Letters: B batch, N length.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -31,12 +31,19 @@ def tokenizer_of(model: "TrainedModel") -> Tokenizer:
     return model.tokenizer
 
 
-def check_texts(texts: Sequence[Text], argument: str = "texts") -> None:
-    """Raises ValueError for anything but a list of texts."""
-    if isinstance(texts, str | bytes) or not all(isinstance(text, str | bytes) for text in texts):
-        kind = type(texts).__name__
-        kinds = "" if isinstance(texts, str | bytes) else f" of {', '.join({type(t).__name__ for t in texts})}"
-        raise ValueError(f"{argument} is a {kind}{kinds}; wanted a list of texts")
+def text_list(texts: Iterable[Text], argument: str = "texts") -> list[Text]:
+    """Texts as a list; what gives them one by one, such as a generator or a file, is read once, here.
+
+    Raises:
+        ValueError: for anything but texts.
+    """
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise ValueError(f"{argument} is a {type(texts).__name__}; wanted a list of texts")
+    found = list(texts)
+    if not all(isinstance(text, str | bytes) for text in found):
+        kinds = ", ".join(sorted({type(text).__name__ for text in found}))
+        raise ValueError(f"{argument} is a {type(texts).__name__} of {kinds}; wanted a list of texts")
+    return found
 
 
 def batches(lengths: Sequence[int], size: int, *, equal: bool = False) -> Iterator[list[int]]:

@@ -50,6 +50,7 @@ class PairRanker(TrainedModel):
 
     network_config: EncoderConfig
     body = "network.encoder"
+    judged_by = ()
     token_keys = ("first_tokens", "second_tokens")
 
     def __init__(

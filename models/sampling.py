@@ -28,7 +28,9 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None, r
 
 def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Logits (B, V) with the penalty on the tokens that are seen, (B, V) bool."""
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    found = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    greatest = torch.finfo(found.dtype).max  # an extreme penalty gives extreme logits, not infinite ones
+    return found.clamp(-greatest, greatest)
 
 
 def sample(
@@ -57,7 +59,10 @@ def sample(
     check_sampling(temperature, top_k, top_p)
     if temperature == 0:
         return logits.argmax(-1)
-    logits = logits.float() / temperature
+    # From the greatest down, so that however low the temperature the likeliest token stays at 0, and nothing overflows.
+    logits = (logits.float() - logits.float().amax(-1, keepdim=True)) / max(
+        temperature, torch.finfo(torch.float32).tiny
+    )
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))
@@ -72,5 +77,7 @@ def sample(
         return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
     if len(generator) != len(logits):
         raise ValueError(f"generator has {len(generator)} entries; wanted one a row, {len(logits)}")
+    if not generator:
+        return logits.new_empty(0, dtype=torch.int64)
     rows = zip(probabilities.split(1), generator, strict=True)
     return torch.cat([torch.multinomial(row, 1, generator=own)[:, 0] for row, own in rows])

@@ -21,7 +21,7 @@ from lin_attn.data.blocks import IGNORED
 from lin_attn.data.tokenizer import Tokens, as_bytes
 from models.generation import block_of, in_evaluation_mode
 from models.loss import exact_dtype, token_scores
-from models.padding import Text, batches, check_texts, pad, tokenizer_of
+from models.padding import Text, batches, pad, text_list, tokenizer_of
 
 if TYPE_CHECKING:
     from models.causal_lm import CausalLM
@@ -57,7 +57,7 @@ def score_texts(
     block_length: int = BLOCK_LENGTH,
 ) -> list[Score]:
     """The score of each text as a document; the arguments are those of `CausalLM.score`."""
-    check_texts(texts)
+    texts = text_list(texts)
     tokenizer = tokenizer_of(model)
     end = [tokenizer.end_id]
     rows = [np.concatenate([end, tokenizer.encode(text), end if with_end else []]).astype(np.int64) for text in texts]
@@ -66,6 +66,7 @@ def score_texts(
 
 def bits_per_byte(model: "CausalLM", texts: Sequence[Text], **options: Any) -> list[float]:
     """See `CausalLM.score`."""
+    texts = text_list(texts)
     scores = score_texts(model, texts, **options)
     return [score.bits_per_byte(len(as_bytes(text))) for score, text in zip(scores, texts, strict=True)]
 

@@ -59,6 +59,7 @@ class Seq2Seq(TrainedModel):
 
     network_config: Seq2SeqConfig
     token_keys = ("source", "target")
+    judged_by = ()
 
     def __init__(
         self,

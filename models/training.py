@@ -36,11 +36,15 @@ class TrainedModel(Shareable, LightningModule):
     Attributes:
         tokenizer: taken over from the data module or a checkpoint; None before.
         token_keys: the entries of a batch that are tokens, for counting how many are seen.
+        judged_by: the entries that a batch has besides, to be judged by; predict does without them.
+        not_judged_by: entries that tell of a batch that was made for other models.
         body: the part of it that other models may have too, under a name of their own.
         can_be_sharded: whether all its parameters are in `network`, for FSDP2.
     """
 
     token_keys: tuple[str, ...] = ("tokens",)
+    judged_by: tuple[str, ...] = ("targets",)
+    not_judged_by: tuple[str, ...] = ()
     body: str = "network"
     can_be_sharded: bool = False
 
@@ -122,6 +126,7 @@ class TrainedModel(Shareable, LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """What to differentiate: the batch's part in the step's mean loss (see `models.step_loss`)."""
+        self._check_batch(batch)
         self._latest = batch
         total, count = self.loss_sum(batch)
         if not torch.isfinite(total):
@@ -179,6 +184,7 @@ class TrainedModel(Shareable, LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Adds the batch to the validation figures of its data loader."""
+        self._check_batch(batch)
         self.evaluate(batch, self._metrics[dataloader_idx])
 
     def on_validation_epoch_end(self) -> None:
@@ -191,6 +197,7 @@ class TrainedModel(Shareable, LightningModule):
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Adds the batch to the test figures of its data loader."""
+        self._check_batch(batch)
         self.evaluate(batch, self._metrics[dataloader_idx])
 
     def on_test_epoch_end(self) -> None:
@@ -210,6 +217,22 @@ class TrainedModel(Shareable, LightningModule):
             which = "" if i == 0 else f"{names[i] if names else i}/"
             self.log_dict({f"{stage}/{which}{name}": value for name, value in metric.compute().items()}, prog_bar=True)
         self._metrics = nn.ModuleList()
+
+    def on_predict_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Refuses data for other models, as the steps do."""
+        self._check_batch(batch)
+
+    def _check_batch(self, batch: Batch) -> None:
+        """Raises ValueError for a batch that was made for other models."""
+        wanted = (*self.token_keys, *(() if self.trainer.predicting else self.judged_by))
+        if not set(wanted) <= set(batch) or set(self.not_judged_by) & set(batch):
+            without = f" and no {', '.join(self.not_judged_by)}" if self.not_judged_by else ""
+            module = getattr(self.trainer, "datamodule", None)
+            data = "of a data loader" if module is None else f"a {type(module).__name__}"
+            raise ValueError(
+                f"data is {data}, whose batches have {', '.join(batch)}; wanted data for a {type(self).__name__}: "
+                f"batches of {', '.join(wanted)}{without}"
+            )
 
     # Checkpoints
 

@@ -5,7 +5,8 @@ bpe                           trained on the training text
 words, jieba                  the commonest words of the training text, see `lin_attn.data.words`
 words:FILE, jieba:FILE        a vocabulary of words, a token a line
 path/to/tokenizer.json        of the `tokenizers` library
-path/to/folder                with a tokenizer.json, or what a tokenizer of transformers was saved as
+path/to/folder                of a model that save_pretrained wrote, its special tokens and all; or with a
+                              tokenizer.json, or what a tokenizer of transformers was saved as
 path/to/model.ckpt            the tokenizer that a checkpoint carries
 hub:OWNER/NAME                a folder as above, on the Hugging Face hub
 """
@@ -14,10 +15,12 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lin_attn.data.documents import Document
 from lin_attn.data.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_dict
+from lin_attn.data.tokenizer_files import files_of, read_tokenizer
 
 PREFIX = "hub:"
 TRAINED = ("bpe", "words", "jieba")
@@ -25,7 +28,7 @@ WORDS = ("words", "jieba")
 VOCAB_SIZE = 8192
 # Tried in this order where neither the user nor the tokenizer's own configuration names one.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<|im_end|>")
-DEFINITION, CONFIGURATION = "tokenizer.json", "tokenizer_config.json"
+DEFINITION, CONFIGURATION, MODEL = "tokenizer.json", "tokenizer_config.json", "config.json"
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ class TokenizerSpec:
         if path.endswith(".ckpt"):
             return _from_checkpoint(path, self.end_token)
         if os.path.isdir(path):
+            if is_of_a_model(path):
+                return _of_a_model(path, self.tokenizer, self.end_token)
             if not os.path.isfile(os.path.join(path, DEFINITION)):
                 return _from_transformers(path, path, self.end_token)
             return _from_file(os.path.join(path, DEFINITION), os.path.join(path, CONFIGURATION), self.end_token)
@@ -146,6 +151,32 @@ def _from_file(path: str, configuration: str | None, end_token: str | None) -> T
     return _subword(definition, end_token or end, path)
 
 
+def is_of_a_model(folder: str) -> bool:
+    """Whether a folder is of a model that save_pretrained wrote, whose config.json says what its tokenizer is.
+
+    Its tokenizer.json alone does not: not of special tokens, nor that jieba cuts the words, and bytes have none.
+    """
+    return "format_version" in _config(folder)
+
+
+def _config(folder: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(folder, MODEL), encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):  # of another library, or of none: its tokenizer is looked for by itself
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _of_a_model(folder: str, label: str, end_token: str | None) -> Tokenizer:
+    if end_token is not None:
+        raise ValueError(f"end_token is {end_token!r}, and the tokenizer of a model has its own; leave it out")
+    found = read_tokenizer(_config(folder).get("tokenizer"), Path(folder))
+    if found is None:
+        raise ValueError(f"the model {label!r} has no tokenizer; wanted one that was trained on text")
+    return found
+
+
 def _from_checkpoint(path: str, end_token: str | None) -> Tokenizer:
     if end_token is not None:
         raise ValueError(f"end_token is {end_token!r}, and the tokenizer of a checkpoint has its own; leave it out")
@@ -173,13 +204,22 @@ def _from_hub(name: str, end_token: str | None) -> Tokenizer:
         except EntryNotFoundError:
             return None
 
+    def fetch_if_cached(file: str) -> str | None:
+        try:
+            return fetch(file)
+        except LocalEntryNotFoundError:  # out of reach, and perhaps never there
+            return None
+
     try:
+        model = fetch_if_cached(MODEL)
+        if model is not None and is_of_a_model(os.path.dirname(model)):
+            folder = os.path.dirname(model)
+            for file in files_of(_config(folder).get("tokenizer")):
+                fetch(file)
+            return _of_a_model(folder, f"{PREFIX}{name}", end_token)
         definition = fetch(DEFINITION)
         if definition is not None:
-            try:
-                return _from_file(definition, fetch(CONFIGURATION), end_token)
-            except LocalEntryNotFoundError:  # cached without its configuration
-                return _from_file(definition, None, end_token)
+            return _from_file(definition, fetch_if_cached(CONFIGURATION), end_token)
     except ValueError as error:
         if not isinstance(error, OSError) and type(error) is ValueError:
             raise

@@ -72,9 +72,13 @@ def is_a_users_mistake(error: Exception) -> bool:
 
 def innermost(message: str) -> str:
     """What a parser's message is about, which for a choice of types is the last of a list of complaints."""
-    noise = ("Expected a <class 'NoneType'>", "Problem with given class_path", "Parser key")
-    told = [line.strip()[2:] for line in message.splitlines() if line.strip().startswith("- ")]
-    told = [line for line in told if not line.startswith(noise)]
+    noise = ("Expected a <class 'NoneType'>", "Problem with given class_path", "Parser key", "Expected a path but",
+             "Does not validate against any of the Union subtypes")  # fmt: skip
+    lines = [line.strip() for line in message.splitlines()]
+    told = [line[2:] for line in lines if line.startswith("- ") and not line[2:].startswith(noise)]
+    unknown = [i for i, line in enumerate(lines[:-1]) if line.startswith("- Problem with given class_path")]
+    if not told and unknown:  # of a class that is none the next line says why
+        return " ".join(lines[unknown[-1] : unknown[-1] + 2])[2:]
     return told[-1] if told else message
 
 

@@ -1,13 +1,14 @@
 """lin-attn average: the mean of several checkpoints' weights, as a checkpoint."""
 
-import argparse
 import sys
 from pathlib import Path
 
+from models.cli.arguments import ArgumentParser
 
-def parser() -> argparse.ArgumentParser:
+
+def parser() -> ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="lin-attn average",
         description="Average the weights of checkpoints of one run, such as its last 5 (Vaswani et al. 2017). What "
         "comes out is for lin-attn validate, test and predict.",
@@ -25,6 +26,7 @@ def main(command: str, arguments: list[str]) -> None:
     import torch
 
     from models.averaging import average_checkpoints, last_checkpoints
+    from models.checkpoint_io import write_atomically
 
     paths = options.checkpoints
     if options.last is not None:
@@ -32,7 +34,7 @@ def main(command: str, arguments: list[str]) -> None:
             raise ValueError(f"--last is given with {', '.join(map(str, paths))}; wanted one folder of checkpoints")
         paths = last_checkpoints(paths[0], options.last)
     averaged = average_checkpoints(paths)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(averaged, options.out)
+    # Not over itself: what is read is mapped, and the target may be one of the sources.
+    write_atomically(options.out, lambda file: torch.save(averaged, file))
     sys.stdout.write(f"the mean of {len(paths)} checkpoints: {options.out}\n")
     sys.stdout.writelines(f"  {path}\n" for path in paths)

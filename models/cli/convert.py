@@ -1,13 +1,14 @@
 """lin-attn convert: a model from one folder to another, in our format or in that of transformers."""
 
-import argparse
 import sys
 import warnings
 
+from models.cli.arguments import ArgumentParser
 
-def parser() -> argparse.ArgumentParser:
+
+def parser() -> ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="lin-attn convert",
         description="Write a model as a folder that models.from_pretrained reads, or that transformers reads. What is "
         "not carried over is told; what cannot be honoured is refused by name.",

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from models.cli.arguments import ArgumentParser
+
 if TYPE_CHECKING:
     from lin_attn.data.example_module import ExampleData
 
@@ -28,15 +30,16 @@ def main(command: str, arguments: list[str]) -> None:
 
     from models.cli.training import Parser
 
+    # The configuration first: which class of data it names says which options there are.
+    of_config = ArgumentParser(prog="lin-attn data info", add_help=False, allow_abbrev=False)
+    of_config.add_argument("-c", "--config")
+    config, _ = of_config.parse_known_args(arguments[1:])
     parser = Parser(prog="lin-attn data info", description=USAGE)
     parser.add_argument("-c", "--config", help="a configuration of fit")
     parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
-    parser.set_defaults({"data": {"class_path": "lin_attn.data.TextCorpus"}})
-    parsed = parser.parse_args(arguments[1:])
-    if parsed.config is not None:
-        parser.set_defaults({"data": data_of(parsed.config)})
-        parsed = parser.parse_args(arguments[1:])
-    print_info(parser.instantiate_classes(parsed).data)
+    data = {"class_path": "lin_attn.data.TextCorpus"} if config.config is None else data_of(config.config)
+    parser.set_defaults({"data": data})
+    print_info(parser.instantiate_classes(parser.parse_args(arguments[1:])).data)
 
 
 def print_info(data: Any) -> None:
@@ -114,7 +117,8 @@ def data_of(name: str) -> dict[str, Any]:
     try:
         data = (yaml.safe_load(path.read_text()) or {}).get("data")
     except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as a configuration of lin-attn fit: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} cannot be read as a configuration of lin-attn fit: {reason}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} has no data; wanted a configuration of lin-attn fit")
     return data

@@ -1,18 +1,19 @@
 """lin-attn env: versions, devices, and which backends are usable here and why one is not."""
 
-import argparse
 import os
 import platform
 import sys
 import warnings
 from importlib.metadata import PackageNotFoundError, version
 
+from models.cli.arguments import ArgumentParser
+
 PACKAGES = ("lin-attn", "torch", "lightning", "torchmetrics", "datasets", "einops", "jsonargparse", "numpy", "pyarrow")
 
 
 def main(command: str, arguments: list[str]) -> None:
     """Runs `lin-attn env`."""
-    argparse.ArgumentParser(prog="lin-attn env", description=__doc__).parse_args(arguments)
+    ArgumentParser(prog="lin-attn env", description=__doc__).parse_args(arguments)
     import torch
 
     from lin_attn.data.cache import default_cache_dir

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.cli.arguments import ArgumentParser
+
 if TYPE_CHECKING:
     from lin_attn.data import TextCorpus
     from models.causal_lm import CausalLM
@@ -21,11 +23,11 @@ NOT_OF_THE_DATA = {
 }  # fmt: skip
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> ArgumentParser:
     """The command's arguments, but those that begin with --data."""
     from models.cli.opening import MODEL
 
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="lin-attn evaluate",
         allow_abbrev=False,
         description="Loss (nats per token), perplexity and bits per byte of a language model on a text, at several "
@@ -64,7 +66,7 @@ def main(command: str, arguments: list[str]) -> None:
     from models.padding import tokenizer_of
 
     readings = planned(options)
-    if options.json is not None and not options.json.parent.is_dir():
+    if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise ValueError(f"--json is {options.json}; wanted a file in a folder that is there")
     data = corpus(options, rest)
     model = open_model(options.model, options.device)
@@ -141,7 +143,7 @@ def evaluate_all(
                     store,
                     reading,
                     max_tokens=options.max_tokens,
-                    batch_tokens=options.batch_tokens or BATCH_TOKENS,
+                    batch_tokens=BATCH_TOKENS if options.batch_tokens is None else options.batch_tokens,
                     precision=options.precision,
                     progress=bar.update,
                 )

@@ -1,13 +1,14 @@
 """lin-attn figures: the figures of the RoFormer paper that need no training, as pictures and data."""
 
-import argparse
 import sys
 from pathlib import Path
 
+from models.cli.arguments import ArgumentParser
 
-def parser() -> argparse.ArgumentParser:
+
+def parser() -> ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="lin-attn figures",
         description="Draw the figures of the RoFormer paper that need no training: rope-decay, the relative upper "
         "bound of RoPE's inner product against distance, and sinusoidal, the table of sinusoidal encodings. Each as "

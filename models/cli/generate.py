@@ -1,15 +1,16 @@
 """lin-attn generate: continues a prompt, text appearing as it is drawn."""
 
-import argparse
 import io
 import sys
 
+from models.cli.arguments import ArgumentParser
 
-def parser() -> argparse.ArgumentParser:
+
+def parser() -> ArgumentParser:
     """The command's arguments."""
     from models.cli.opening import MODEL
 
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="lin-attn generate",
         description="Continue a prompt. Memory does not grow with the text where the model's attention is linear.",
     )

@@ -1,16 +1,17 @@
 """lin-attn lm-eval: a model on tasks of EleutherAI's lm-evaluation-harness."""
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
+from models.cli.arguments import ArgumentParser
 
-def parser() -> argparse.ArgumentParser:
+
+def parser() -> ArgumentParser:
     """The command's arguments."""
     from models.cli.opening import MODEL
 
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="lin-attn lm-eval",
         description="Evaluate a model on tasks of EleutherAI's lm-evaluation-harness, which has to be installed: "
         "pip install 'lin-attn[lm-eval]'. Its own options are had in Python: docs/using-models.md.",
@@ -31,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
 def main(command: str, arguments: list[str]) -> None:
     """Runs `lin-attn lm-eval ARGUMENTS…`."""
     options = parser().parse_args(arguments)
-    if options.json is not None and not options.json.parent.is_dir():
+    if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise ValueError(f"--json is {options.json}; wanted a file in a folder that is there")
     try:
         from lm_eval import simple_evaluate
@@ -43,6 +44,13 @@ def main(command: str, arguments: list[str]) -> None:
         ) from error
     from models.harness import LinAttnLM
 
+    manager = TaskManager(include_path=options.include_path)
+    unknown = [name for name in options.tasks if name not in manager.all_tasks and not Path(name).is_file()]
+    if unknown:
+        raise ValueError(
+            f"--tasks has {', '.join(unknown)}, no task of lm_eval and no file; wanted names that "
+            "`lm_eval ls tasks` lists, or --include-path with a folder of others"
+        )
     model = LinAttnLM(options.model, options.batch_size, options.device, options.max_length)
     found = simple_evaluate(
         model=model,
@@ -50,7 +58,7 @@ def main(command: str, arguments: list[str]) -> None:
         num_fewshot=options.num_fewshot,
         limit=options.limit,
         log_samples=False,
-        task_manager=TaskManager(include_path=options.include_path),
+        task_manager=manager,
     )
     sys.stdout.write(make_table(found) + "\n")
     if found.get("groups"):

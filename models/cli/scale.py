@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.cli.arguments import ArgumentParser
+
 if TYPE_CHECKING:
     from lin_attn.scaling.cost import Cost
     from lin_attn.scaling.plan import Point, Row
@@ -15,9 +17,9 @@ Costs = dict["Point", "Cost"]
 SUBJECT = "models.scaling:language_model"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="lin-attn scale",
         description="Measure time and memory against sequence length: each point in a fresh process, after warm-up, as "
         "median and quartiles. Writes scaling.csv, environment.json, scaling.md, scaling.png and scaling.svg. Running "

@@ -52,7 +52,7 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the message and ends with status 2."""
-        sys.stderr.write(f"lin-attn: {innermost(message)}\n")
+        sys.stderr.write(f"lin-attn: {' '.join(innermost(message).split())}\n")
         sys.exit(2)
 
 

@@ -1,16 +1,17 @@
 """lin-attn zoo: the checkpoints that come with the package, and what each reaches."""
 
-import argparse
 import json
 import sys
 from typing import Any
 
+from models.cli.arguments import ArgumentParser
+
 LENGTHS = (512, 2048, 8192)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="lin-attn zoo",
         description="List the checkpoints that come with lin-attn, or print the model card of one. Bits per byte are "
         "those of the held-out files, in blocks of each length; the models were trained at the length under context.",

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 
 from lin_attn.data.special_tokens import SpecialTokens
 from lin_attn.data.tokenizer import Tokenizer
+from lin_attn.data.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG
 from models.converters.layout import HEADS, Export
 from models.pretrained.folder import CONFIG
 from models.pretrained.place import new_folder
-from models.pretrained.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG
 from models.pretrained.weights import DTYPES, WEIGHTS, stored_dtype
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import yaml  # type: ignore[import-untyped]
 
-from models.pretrained.tokenizer_files import plain_name
+from lin_attn.data.tokenizer_files import plain_name
 
 if TYPE_CHECKING:
     from models.config import NetworkConfig

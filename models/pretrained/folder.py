@@ -7,7 +7,7 @@ config.json holds
     network           all fields of its configuration
     optimizer         what it was trained with, from which a fine-tuning starts
     options           the class's other arguments
-    tokenizer         its name, its special tokens, or null; see `models.pretrained.tokenizer_files`
+    tokenizer         its name, its special tokens, or null; see `lin_attn.data.tokenizer_files`
     dtype             of the weights in the file
     summary           how it was trained and what it reaches; see `models.pretrained.card`
 """
@@ -21,11 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import models
-from models.checkpoint import CLASSES
-from models.pretrained.card import checked_summary, model_card
-from models.pretrained.checksums import CHECKSUMS, checksums, verify
-from models.pretrained.place import new_folder
-from models.pretrained.tokenizer_files import (
+from lin_attn.data.tokenizer_files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     entry_of,
@@ -33,6 +29,10 @@ from models.pretrained.tokenizer_files import (
     read_tokenizer,
     write_tokenizer,
 )
+from models.checkpoint import CLASSES
+from models.pretrained.card import checked_summary, model_card
+from models.pretrained.checksums import CHECKSUMS, checksums, verify
+from models.pretrained.place import new_folder
 from models.pretrained.weights import DTYPES, WEIGHTS, dtype_name, read_shapes, read_weights, write_weights
 
 if TYPE_CHECKING:

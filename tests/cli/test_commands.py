@@ -157,6 +157,8 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_documents(run, bo
         (["fit", "-c", "configs/lm/debugg.yaml"], "configs/lm/debugg.yaml"),
         ([*DEBUG, "--model.network.d_modle", "3"], "d_modle"),
         ([*DEBUG, "--model.network.d_model", "33"], "d_model"),
+        ([*DEBUG, "--model", "models.Foo"], "no attribute 'Foo'"),
+        ([*DEBUG, "--data", "lin_attn.data.Foo"], "no attribute 'Foo'"),
         ([*DEBUG, "--trainer.max_stps", "3"], "max_stps"),
         ([*DEBUG, "--data.source", "no/such/folder"], "no/such/folder"),
         ([*DEBUG, "--trainer.max_steps", "-1", "--trainer.max_epochs", "1"], "max_steps"),
@@ -181,6 +183,27 @@ def test_a_mistake_is_told_by_name_and_without_a_traceback(run, capsys, argument
         status = end.code
     assert status == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lin-attn")]
+    assert named in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["generate", "--tempreture", "1"], "--model"),
+        (["generate", "--model", "x", "--tempreture", "1"], "--tempreture"),
+        (["evaluate", "--model", "x", "--split", "dev"], "--split"),
+        (["convert", "a", "b", "--to", "tf"], "--to"),
+        (["zoo", "a", "b"], "b"),
+        (["scale", "--mechanisms", "foo"], "--mechanisms"),
+        (["fit", "--model.network.attention", "linnear"], "linnear"),
+    ],
+)
+def test_a_mistake_among_the_arguments_is_one_line_and_nothing_else(run, capsys, arguments, named):
+    with pytest.raises(SystemExit) as end:
+        run(*arguments)
+    assert end.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("lin-attn")
     assert named in line
 
 

@@ -42,6 +42,15 @@ def test_info_tells_the_blocks_of_each_source_of_a_mixture(run, books, capsys):
     assert re.search(r"training blocks of each source: \d+, \d+", capsys.readouterr().out)
 
 
+def test_options_are_those_of_the_class_that_the_configuration_names(run, capsys):
+    config = "configs/roformer/small-translation-linear-rope.yaml"
+    sizes = ["--data.n_examples", "200", "--data.tokenizer", "bytes", "--data.vocab_size", "null"]
+    sizes += ["--data.max_length", "1000"]
+    assert run("data", "info", "-c", config, *sizes) == 0
+    counts = re.findall(r"^ *(?:train|validation|test) +(\d+) ", capsys.readouterr().out, flags=re.M)
+    assert sum(map(int, counts)) == 200
+
+
 def test_a_mistake_is_told_in_a_line(run, capsys):
     for arguments, named in (
         (["data", "infoo"], "infoo"),

@@ -186,6 +186,8 @@ def test_weights_in_bfloat16_are_near_those_in_float32(store, checkpoint):
         (["--data.tokenizer", "bpe"], "tokenizer"),
         (["--data.splitt", "tail"], "splitt"),
         (["--json", "no/such/folder/figures.json"], "--json"),
+        (["--json", "."], "--json"),
+        (["--batch-tokens", "0"], "batch_tokens"),
         (["--model", "no.ckpt"], "no.ckpt"),
         (["--device", "abacus"], "--device"),
     ],

@@ -1,8 +1,9 @@
 """A text is continued in a batch as it is alone, up to its stop, in memory that does not grow."""
 
 import random
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -12,7 +13,7 @@ from lin_attn.data import ByteTokenizer, SubwordTokenizer
 from models import CausalLM
 from models.completion import StopTexts, TokenText
 from models.generation import read
-from models.sampling import penalized
+from models.sampling import penalized, sample
 
 SIZES = {"vocab_size": 257, "d_model": 24, "n_layers": 2, "n_heads": 4}
 NETWORKS = {
@@ -208,8 +209,22 @@ def test_the_mode_comes_back_when_a_stream_is_left():
     assert model.complete("a", 5, seed=0) == model.complete("a", 5, seed=0)
     stream = model.stream(torch.tensor([[1, 2]]), 5, seed=0)
     next(stream)
+    assert model.training  # between steps too, whether the stream is ended or not
     stream.close()
     assert model.training
+
+
+def test_two_streams_side_by_side_are_those_one_after_the_other_and_leave_every_mode():
+    model = build({"dropout": 0.5})
+    model.train()
+    model.network.blocks[0].eval()
+    alone = ["".join(model.stream_text(text, 6, seed=0)) for text in ("a", "bcd")]
+    pieces = ["", ""]
+    for both in zip_longest(*(model.stream_text(text, 6, seed=0) for text in ("a", "bcd")), fillvalue=""):
+        pieces = [have + new for have, new in zip(pieces, both, strict=True)]
+    assert pieces == alone
+    assert model.training
+    assert not model.network.blocks[0].training
 
 
 @pytest.mark.parametrize(
@@ -218,7 +233,16 @@ def test_the_mode_comes_back_when_a_stream_is_left():
         (lambda model: model.complete("a", 3, stop="b"), "stop"),
         (lambda model: model.complete("a", 3, stop=[""]), "stop"),
         (lambda model: model.complete(["a"], 3, seed=[1, 2]), "seed"),
+        (lambda model: model.complete("a", 3, stop=None), "stop"),
+        (lambda model: model.complete("a", 3, seed=2**64), "seed"),
+        (lambda model: model.complete("a", 3, seed=1.5), "seed"),
+        (lambda model: model.complete(["a"], 3, seed=["1"]), "seed"),
         (lambda model: model.complete([3], 3), "texts"),
+        (lambda model: model.complete(None, 3), "texts"),
+        (lambda model: model.score(3), "texts"),
+        (lambda model: model.generate(torch.tensor([[1, 257]]), 3), "tokens are from 1 to 257"),
+        (lambda model: model.generate(torch.tensor([[-1, 2]]), 3), "tokens are from -1 to 2"),
+        (lambda model: model.complete("a", 1.5), "max_new_tokens"),
         (lambda model: model.complete(["a"], 3, batch_size=0), "batch_size"),
         (lambda model: model.complete("a", -1), "max_new_tokens"),
         (lambda model: model.complete("a", 3, repetition_penalty=0.0), "repetition_penalty"),
@@ -237,6 +261,31 @@ def test_the_mode_comes_back_when_a_stream_is_left():
 def test_what_cannot_be_meant_is_refused_by_name_before_anything_is_drawn(call, named):
     with pytest.raises(ValueError, match=named):
         call(build({}))
+
+
+def test_texts_stops_and_seeds_that_come_one_by_one_are_all_read():
+    model, texts = build({}), ["a", "bc"]
+    options = {"temperature": 1.0, "stop": ["e", "t"], "seed": [1, 2]}
+    one_by_one = {"temperature": 1.0, "stop": iter(["e", "t"]), "seed": np.array([1, 2])}
+    assert model.complete(iter(texts), 30, **one_by_one) == model.complete(texts, 30, **options)
+    assert model.complete(texts, 5, seed=np.int64(3)) == model.complete(texts, 5, seed=3)
+    assert model.score(iter(texts)) == model.score(texts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_ends_of_temperature_and_penalty_are_limits_and_no_overflow(dtype):
+    logits = torch.tensor([[1.0, 3.0, -2.0], [-1.0, -5.0, -3.0]], dtype=dtype)
+    for temperature in (1e-30, 1e-40, 5e-324):
+        assert sample(logits, temperature=temperature).tolist() == [1, 0]
+    seen = torch.ones_like(logits, dtype=torch.bool)
+    for penalty in (1e-300, 1e-40, 1e40, 1e300):
+        token = sample(penalized(logits, seen, penalty), generator=torch.Generator().manual_seed(0))
+        assert ((token >= 0) & (token < 3)).all()
+
+
+def test_no_rows_are_continued_to_no_rows_with_seed_or_without():
+    model, none = build({}), torch.zeros(0, 2, dtype=torch.int64)
+    assert model.generate(none, 3).shape == model.generate(none, 3, seed=0).shape == (0, 5)
 
 
 def test_a_model_without_a_tokenizer_says_so():

@@ -165,3 +165,6 @@ def test_the_command_writes_its_results(tasks, tmp_path, capsys):
     assert "tiny_choice" in capsys.readouterr().out
     told = json.loads((tmp_path / "results.json").read_text())
     assert told["results"]["tiny_choice"]["acc,none"] in (0, 0.5, 1)
+    arguments[4] = "no_such_task"
+    assert main([str(argument) for argument in arguments]) == 2
+    assert "no_such_task" in capsys.readouterr().err

@@ -21,6 +21,8 @@ from lin_attn.data.bpe import train_bpe
 from lin_attn.data.documents import Document
 from lin_attn.data.special_tokens import SpecialTokens
 from lin_attn.data.tokenizer import ByteTokenizer
+from lin_attn.data.tokenizer_spec import TokenizerSpec
+from lin_attn.data.words import train_words
 from models import CausalLM, MaskedLM, PairRanker, Seq2Seq, SequenceClassifier, from_pretrained
 from models.cli import main
 from models.pretrained import checksums, folder, loading, read_config
@@ -129,6 +131,34 @@ def test_a_subword_tokenizer_travels_with_its_model(tmp_path):
     assert TokenizerSpec(str(tmp_path / "model")).open().fingerprint == tokenizer.fingerprint
     build().save_pretrained(tmp_path / "without")
     assert from_pretrained(tmp_path / "without").tokenizer is None
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bytes special", "subwords", "subwords special", "jieba"])
+def test_a_folder_as_data_tokenizer_is_the_tokenizer_of_its_model(kind, tmp_path, monkeypatch):
+    if kind == "jieba":
+        pytest.importorskip("jieba")
+        below = train_words([Document("a", ["我们学习分词 ".encode() * 20])], 280, segmenter="jieba")
+    else:
+        below = subwords() if kind.startswith("subwords") else ByteTokenizer()
+    tokenizer = SpecialTokens(below, ["pad", "mask"]) if kind.endswith("special") else below
+    commit = "0" * 40
+    place = tmp_path / "models--Some--model" / "snapshots" / commit
+    build(tokenizer=tokenizer).save_pretrained(place)
+    (tmp_path / "models--Some--model" / "refs").mkdir()
+    (tmp_path / "models--Some--model" / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for name in (str(place), "hub:Some/model"):
+        found = TokenizerSpec(name).open()
+        assert (type(found), found.fingerprint) == (type(tokenizer), tokenizer.fingerprint)
+        with pytest.raises(ValueError, match="end_token"):
+            TokenizerSpec(name, end_token="<end>").open()
+
+
+def test_the_folder_of_a_model_without_tokenizer_is_none_for_data(tmp_path):
+    build().save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="no tokenizer"):
+        TokenizerSpec(str(tmp_path / "model")).open()
 
 
 @pytest.mark.parametrize("below", [ByteTokenizer(), subwords()], ids=["bytes", "subwords"])

@@ -377,3 +377,10 @@ def test_a_model_that_is_not_finite_stops_at_once_and_says_where(kind, tmp_path)
         next(p for name, p in model.named_parameters() if "blocks.0.attention.query" in name).fill_(float("nan"))
     with pytest.raises(FloatingPointError, match="step 0"):
         trainer(tmp_path).fit(model, Data(ZOO[kind][1], steps=1))
+
+
+def test_data_for_another_model_are_refused_and_both_are_named(kind, tmp_path):
+    same = {"classifier": "regression", "regression": "classifier"}
+    for other in set(ZOO) - {kind, same.get(kind)}:
+        with pytest.raises(ValueError, match=f"data is a Data.*wanted data for a {type(fresh(kind)).__name__}"):
+            trainer(tmp_path).fit(fresh(kind), Data(ZOO[other][1]))
