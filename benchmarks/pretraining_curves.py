@@ -21,13 +21,11 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from models.report import read_curve
+from models.report import draw_curves, read_curve
 
 ROOT = Path(__file__).resolve().parent.parent
 ATTENTIONS = ("softmax", "linear")
-# Colours of Okabe and Ito (2008), told apart by colour-blind readers, and line styles for print.
-POSITIONS = {"rope": ("RoPE", "#0072B2", "-"), "sinusoidal": ("sinusoidal", "#D55E00", "--"),
-             "none": ("none", "#009E73", ":")}  # fmt: skip
+POSITIONS = {"rope": "RoPE", "sinusoidal": "sinusoidal", "none": "none"}
 Runs = Mapping[tuple[str, str], list[Path]]
 
 
@@ -59,9 +57,8 @@ def table(runs: Runs) -> str:
         if paths:
             loss = [read_curve(path, "val/loss")[1][-1] for path in paths]
             accuracy = statistics.mean(read_curve(path, "val/accuracy")[1][-1] for path in paths)
-            seeds = ", ".join(f"{value:.3f}" for value in loss)
-            label = POSITIONS[position][0]
-            lines.append(f"| {attention} | {label} | {statistics.mean(loss):.3f} | {seeds} | {accuracy:.3f} |")
+            mean, seeds = statistics.mean(loss), ", ".join(f"{value:.3f}" for value in loss)
+            lines.append(f"| {attention} | {POSITIONS[position]} | {mean:.3f} | {seeds} | {accuracy:.3f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -70,21 +67,10 @@ def draw(runs: Runs, path: Path) -> None:
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, attention in zip(figure.subplots(1, len(ATTENTIONS), sharey=True), ATTENTIONS, strict=True):
-        for position, (label, colour, style) in POSITIONS.items():
-            curves = [read_curve(file, "val/loss") for file in runs[attention, position]]
-            if not curves:
-                continue
-            steps = curves[0][0]
-            columns = list(zip(*(values for _, values in curves), strict=True))
-            mean = [statistics.mean(column) for column in columns]
-            axes.plot(steps, mean, style, color=colour, marker=".", label=f"{label}: {mean[-1]:.3f}")
-            low, high = zip(*((min(column), max(column)) for column in columns), strict=True)
-            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+        files = {label: runs[attention, position] for position, label in POSITIONS.items()}
+        draw_curves(axes, {label: paths for label, paths in files.items() if paths}, "val/loss")
+        axes.set_ylabel(None)
         axes.set_title(f"{attention} attention")
-        axes.set_xlabel("step")
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(frameon=False)
     figure.axes[0].set_ylabel("validation loss, nats a masked byte")
     figure.savefig(path, dpi=160)
 
@@ -111,7 +97,9 @@ def main() -> None:
                     runs[attention, position].append(metrics)
                     loss = read_curve(metrics, "val/loss")[1][-1]
                     print(f"seed {seed}, {attention}, {position}: {loss:.4f}", flush=True)
-                draw(runs, options.out / "pretraining-curves.png")
+                if not options.only_read:
+                    draw(runs, options.out / "pretraining-curves.png")
+    draw(runs, options.out / "pretraining-curves.png")
     print(table(runs), f"\nCommand: {shlex.join(sys.argv)}; {os.cpu_count()} cores")
 
 

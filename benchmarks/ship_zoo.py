@@ -8,22 +8,22 @@ stored. Run it on a quiet machine.
 """
 
 import argparse
-import csv
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 
 from lin_attn.data import TextCorpus
-from lin_attn.scaling.plots import COLOURS, LINES
 from models import CausalLM
 from models.checkpoint import load_checkpoint
 from models.evaluation import Reading, evaluate
 from models.hardware import default_precision
 from models.pretrained.loading import ZOO
+from models.report import plot_curves, read_curve
 from models.training import TrainedModel
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,18 +40,19 @@ def main() -> None:
     options = parser.parse_args()
     names = sorted(path.stem for path in (ROOT / "configs" / "zoo").glob("*.yaml"))
     runs = {name: options.runs / name for name in names if (options.runs / name).is_dir()}
-    write_curves({name: curve(run) for name, run in runs.items()})
+    write_curves({name: metrics_of(run) for name, run in runs.items()})
     if not options.curves_only:
+        corpus = TextCorpus("stdlib")
+        print(f"by the frequencies of bytes alone: {bits_by_frequency(corpus):.4f} bits per byte")
         for name, run in runs.items():
             if options.only is None or name in options.only:
-                ship(name, run)
+                ship(name, run, corpus)
 
 
-def ship(name: str, run: Path) -> None:
+def ship(name: str, run: Path, corpus: TextCorpus) -> None:
     """Writes one checkpoint, with what it reaches."""
     config = yaml.safe_load((ROOT / "configs" / "zoo" / f"{name}.yaml").read_text())
-    checkpoint = max(run.glob("version_*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime)
-    model = load_checkpoint(checkpoint, kind=TrainedModel)
+    model = load_checkpoint(metrics_of(run).parent / "checkpoints" / "last.ckpt", kind=TrainedModel)
     stored = f"stdlib-{name}"
     with torch.no_grad():
         for parameter in model.parameters():  # the figures are to be those of what is stored
@@ -69,19 +70,24 @@ def ship(name: str, run: Path) -> None:
         "license": LICENSE,
     }
     if isinstance(model, CausalLM):
-        metrics |= bits_per_byte(model, TextCorpus("stdlib"))
+        metrics |= bits_per_byte(model, corpus)
         summary["bits_per_byte"] = metrics[f"bits_per_byte_at_{context}"]
         summary["decode_tokens_per_second"] = decode_rate(model)
     else:
-        metrics |= {key.removeprefix("val/"): value for key, value in last_figures(run).items()}
+        for key in ("loss", "perplexity", "accuracy"):
+            metrics[key] = read_curve(metrics_of(run), f"val/{key}")[1][-1]
     model.save_pretrained(ZOO / stored, dtype=torch.bfloat16, summary=summary | {"metrics": metrics}, overwrite=True)
     size = (ZOO / stored / "model.safetensors").stat().st_size
     print(f"{stored}: {size / 1e6:.2f} MB, {metrics}, {summary.get('decode_tokens_per_second', '')}")
 
 
+def metrics_of(run: Path) -> Path:
+    """The log of a run; of one that was resumed, that of its last part."""
+    return max(run.glob("version_*/metrics.csv"), key=lambda path: path.stat().st_mtime)
+
+
 def bits_per_byte(model: CausalLM, corpus: TextCorpus) -> dict[str, float]:
     """On all held-out files, in blocks of each length that begin anew."""
-    corpus.prepare_data()
     store = corpus.stores["validation"]
     found = {}
     for length in LENGTHS:
@@ -104,45 +110,27 @@ def decode_rate(model: CausalLM, tokens: int = 200, rounds: int = 5) -> float:
     return round(statistics.median(rates), 1)
 
 
-def curve(run: Path) -> list[dict[str, str]]:
-    """A run's log in the order of its steps; of a step that was logged twice, by a run that was resumed, the later."""
-    rows: dict[tuple[int, bool], dict[str, str]] = {}
-    for path in sorted(run.glob("version_*/metrics.csv"), key=lambda path: path.stat().st_mtime):
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                rows[int(row["step"]), bool(row.get("train/loss"))] = row
-    return [rows[key] for key in sorted(rows)]
-
-
-def last_figures(run: Path) -> dict[str, float]:
-    """The last of each validation figure."""
-    found = {}
-    for row in curve(run):
-        found |= {key: float(value) for key, value in row.items() if key.startswith("val/") and value}
-    return found
-
-
-def write_curves(curves: dict[str, list[dict[str, str]]]) -> None:
-    """docs/zoo-curves.csv: validation bits per byte and training loss by step; docs/zoo-curves.png: the former."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="validation bits per byte")
-    lines = ["model,step,train_loss,val_loss,val_bits_per_byte"]
-    for i, (name, rows) in enumerate(curves.items()):
-        for row in rows:
-            values = [row.get(key) or "" for key in ("train/loss", "val/loss", "val/bits_per_byte")]
-            rounded = [f"{float(value):.4f}" if value else "" for value in values]
-            lines.append(f"{name},{int(row['step']) + 1},{','.join(rounded)}")
-        points = [
-            (int(row["step"]) + 1, float(row["val/bits_per_byte"])) for row in rows if row.get("val/bits_per_byte")
-        ]
-        if points:
-            axes.plot(*zip(*points, strict=True), label=name, color=COLOURS[i], linestyle=LINES[i])
-    axes.grid(alpha=0.3)
-    axes.legend()
+def write_curves(runs: dict[str, Path]) -> None:
+    """docs/zoo-curves.csv: training loss, validation loss and bits per byte by step; docs/zoo-curves.png: the last."""
+    names = ("train/loss", "val/loss", "val/bits_per_byte")
+    lines = ["model,step,figure,value"]
+    for model, metrics in runs.items():
+        for name in names:
+            points = zip(*read_curve(metrics, name), strict=True)
+            lines += [f"{model},{step},{name},{value:.4f}" for step, value in points]
     (ROOT / "docs" / "zoo-curves.csv").write_text("\n".join(lines) + "\n")
-    figure.savefig(ROOT / "docs" / "zoo-curves.png", dpi=150)
+    judged = {model: [metrics] for model, metrics in runs.items() if read_curve(metrics, names[-1])[0]}
+    plot_curves(judged, ROOT / "docs" / "zoo-curves.png")
+
+
+def bits_by_frequency(corpus: TextCorpus) -> float:
+    """What a held-out byte costs by the frequencies of bytes in the training files alone, and the ends of files."""
+    counts, held_out = (
+        np.bincount(corpus.stores[split].tokens(0, len(corpus.stores[split])), minlength=corpus.vocab_size)
+        for split in ("train", "validation")
+    )
+    probabilities = (counts + 1) / (counts + 1).sum()
+    return float(-(held_out * np.log2(probabilities)).sum() / held_out.sum())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 A pair is one sequence, its texts told apart by token types.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +17,9 @@ from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
 from models.config import OptimizerConfig, as_config
 from models.encoder import EncoderConfig
-from models.encoder_use import BATCH_SIZE, embed
+from models.encoder_use import TextEncoder
 from models.loss import exact_dtype
 from models.metrics import MeanLoss
-from models.padding import Text
 from models.pooled import PooledEncoder, Pooler, Pooling
 from models.training import Batch, TrainedModel
 
@@ -31,7 +30,7 @@ else:  # as in models/causal_lm.py
     Network, Optimizer = EncoderConfig, OptimizerConfig
 
 
-class SequenceClassifier(TrainedModel):
+class SequenceClassifier(TextEncoder, TrainedModel):
     """Gives a text, or a pair of texts, a class or a number.
 
     A batch is a dict of tokens (B, N) int64; labels (B,), int64 in 0 … n_classes − 1, or floating point for one class;
@@ -116,25 +115,6 @@ class SequenceClassifier(TrainedModel):
         """outputs (B, n_classes) and predicted (B,): the likeliest class, or the number."""
         outputs = self._outputs(batch).float()
         return {"outputs": outputs, "predicted": outputs[:, 0] if self.n_classes == 1 else outputs.argmax(-1)}
-
-    def embed(
-        self, texts: Sequence[Text], pooling: Pooling = "mean", *, framed: bool = True, batch_size: int = BATCH_SIZE
-    ) -> Tensor:
-        """Vectors of texts, from the encoder's last hidden states.
-
-        Args:
-            texts: of which each is computed as it would be alone.
-            pooling: mean, over all tokens of a text, or first, the state of its first token.
-            framed: with the class token before and the separator after each, as texts of a MaskedCorpus are by default.
-            batch_size: how many are computed together. It changes no vector.
-
-        Returns:
-            (B, d_model) float32, a row a text.
-
-        Raises:
-            ValueError: for an argument out of range, or a tokenizer without these tokens.
-        """
-        return embed(self, self.network.encoder, texts, pooling, framed=framed, batch_size=batch_size)
 
     def _outputs(self, batch: Batch) -> Tensor:
         outputs: Tensor = self(batch["tokens"], batch.get("key_mask"), batch.get("token_types"))

@@ -6,7 +6,7 @@ Letters: B texts, N length, E model dim.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -41,30 +41,41 @@ class Guess(NamedTuple):
     token: int
 
 
-def embed(
-    model: "TrainedModel",
-    encoder: BertEncoder,
-    texts: Sequence[Text],
-    pooling: Pooling = "mean",
-    *,
-    framed: bool = True,
-    batch_size: int = BATCH_SIZE,
-) -> Tensor:
-    """Vectors of texts (B, E); see `MaskedLM.embed`."""
-    texts = text_list(texts)
-    check_pooling(pooling)
-    tokenizer = tokenizer_of(model)
-    rows = [frame(tokenizer, tokenizer.encode(text).tolist(), framed) for text in texts]
-    if empty := [place for place, row in enumerate(rows) if not row]:
-        raise ValueError(f"texts have no token at places {empty[:5]}; wanted text, or framed=True")
-    found = torch.empty(len(rows), encoder.config.d_model, device=model.device)
-    with in_evaluation_mode(model), torch.no_grad():
-        for places in batches([len(row) for row in rows], batch_size):
-            tokens, key_mask = pad(
-                [rows[place] for place in places], tokenizer.end_id, side="right", device=model.device
-            )
-            found[places] = pool(encoder(tokens, key_mask).float(), key_mask, pooling)
-    return found
+class TextEncoder:
+    """`embed`, for models whose body is an encoder."""
+
+    def embed(
+        self, texts: Sequence[Text], pooling: Pooling = "mean", *, framed: bool = True, batch_size: int = BATCH_SIZE
+    ) -> Tensor:
+        """Vectors of texts, from the encoder's last hidden states.
+
+        Args:
+            texts: of which each is computed as it would be alone.
+            pooling: mean, over all tokens of a text, or first, the state of its first token.
+            framed: with the class token before and the separator after each, as texts of a MaskedCorpus are by default.
+            batch_size: how many are computed together. It changes no vector.
+
+        Returns:
+            (B, d_model) float32, a row a text.
+
+        Raises:
+            ValueError: for an argument out of range, or a tokenizer without these tokens.
+        """
+        texts = text_list(texts)
+        check_pooling(pooling)
+        model = cast("TrainedModel", self)
+        encoder, tokenizer = cast(BertEncoder, model.get_submodule(model.body)), tokenizer_of(model)
+        rows = [frame(tokenizer, tokenizer.encode(text).tolist(), framed) for text in texts]
+        if empty := [place for place, row in enumerate(rows) if not row]:
+            raise ValueError(f"texts have no token at places {empty[:5]}; wanted text, or framed=True")
+        found = torch.empty(len(rows), encoder.config.d_model, device=model.device)
+        with in_evaluation_mode(model), torch.no_grad():
+            for places in batches([len(row) for row in rows], batch_size):
+                tokens, key_mask = pad(
+                    [rows[place] for place in places], tokenizer.end_id, side="right", device=model.device
+                )
+                found[places] = pool(encoder(tokens, key_mask).float(), key_mask, pooling)
+        return found
 
 
 def fill_mask(

@@ -32,6 +32,7 @@ from models.decoder import DecoderState
 from models.generation import in_evaluation_mode
 from models.loss import cross_entropy_sum
 from models.metrics import LanguageModelMetric
+from models.state_size import state_size
 
 Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
 BATCH_TOKENS = 16384
@@ -203,20 +204,11 @@ def check_reading(model: CausalLM, reading: Reading) -> None:
     if config.max_length is not None and (reading.sees is None or reading.sees > config.max_length):
         sees = "a context without end" if reading.sees is None else f"{reading.sees} tokens at once"
         raise ValueError(f"the model has {config.max_length} learned positions; wanted no more, came {sees}")
-    if reading.carry_state and reading.context is None and (more := state_growth(model)):
+    if reading.carry_state and reading.context is None and (more := state_size(model).per_token):
         raise ValueError(
             f"carry_state is given and the state of network.attention {config.attention} grows by {more:,} bytes a "
             "token; wanted a context, after which it begins anew, or windows: a stride without carry_state"
         )
-
-
-def state_growth(model: CausalLM) -> int:
-    """Bytes that a token adds to the state, once a segment's memory is full."""
-    config, token = model.network_config, torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    with in_evaluation_mode(model), torch.no_grad():
-        _, state = model.network(token.expand(1, (config.memory_length or 0) + 1))
-        _, after = model.network(token, None, state)
-    return int(after.nbytes - state.nbytes)
 
 
 def _nll(model: CausalLM, tokens: Tensor, targets: Tensor, state: DecoderState | None) -> tuple[Tensor, DecoderState]:

@@ -91,9 +91,9 @@ def stream(
             hidden = outputs[:, -1]
 
     def evaluated() -> Iterator[Tensor]:
-        drawn = steps()
+        drawn, modules = steps(), list(model.modules())  # to find them takes longer than to ask them
         while True:
-            with in_evaluation_mode(model):  # for a step alone: a stream may be left, or stand beside another
+            with in_evaluation_mode(modules):  # for a step alone: a stream may be left, or stand beside another
                 token = next(drawn, None)
             if token is None:
                 return
@@ -186,9 +186,10 @@ def _seen(tokens: Tensor, key_mask: Tensor | None, known: int, stop_token: int |
 
 
 @contextmanager
-def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout; the mode that each module was in comes back."""
-    in_training = [module for module in model.modules() if module.training]
+def in_evaluation_mode(model: nn.Module | Iterable[nn.Module]) -> Iterator[None]:
+    """Without dropout, a model or the modules that are given; the mode that each was in comes back."""
+    modules = model.modules() if isinstance(model, nn.Module) else model
+    in_training = [module for module in modules if module.training]
     for module in in_training:
         module.training = False
     try:

@@ -19,9 +19,8 @@ from torch import Tensor
 from lin_attn.data.special_tokens import agree
 from lin_attn.data.tokenizer import Tokenizer
 from models.pretrained import from_pretrained
+from models.pretrained.weights import listed
 from models.training import TrainedModel
-
-SHOWN = 5  # names in a message
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ def take_weights(model: TrainedModel, weights: Weights, replaced: Iterable[str] 
     around = () if weights.kind is type(model) else _outside(wanted, type(model).body)
     for part in (replaced := list(replaced)):
         if not _within([part], (*given, *wanted)):
-            parts = dict.fromkeys(name.rpartition(".")[0] for name in wanted)
-            raise ValueError(f"replaced_weights has {part!r}; wanted a part of the model, such as {_some(parts)}")
+            parts = list(dict.fromkeys(name.rpartition(".")[0] for name in wanted))
+            raise ValueError(f"replaced_weights has {part!r}; wanted a part of the model, such as {listed(parts)}")
     new = [*around, *_within(replaced, wanted)]
     taken = {name: value for name, value in given.items() if not _within(replaced, [name])}
     missing = [name for name in wanted if name not in taken and name not in new]
@@ -83,7 +82,7 @@ def take_weights(model: TrainedModel, weights: Weights, replaced: Iterable[str] 
     for what, names in (("does not have", missing), ("has besides", left_over), ("has in another shape", misshapen)):
         if names:
             raise ValueError(
-                f"initial_weights is of a {weights.kind.__name__} that {what} {_some(names)}; wanted the weights of "
+                f"initial_weights is of a {weights.kind.__name__} that {what} {listed(names)}; wanted the weights of "
                 f"this {type(model).__name__}'s network, or replaced_weights to name the parts that begin anew"
             )
     with torch.no_grad():
@@ -124,7 +123,7 @@ class InitialWeights(Callback):
         for name in here.keys() & weights.network.keys():
             if here[name] != weights.network[name]:
                 rank_zero_info(f"network.{name} is {here[name]}; it was {weights.network[name]} in {self.path}")
-        anew = f"; new: {_some(new)}" if new else ""
+        anew = f"; new: {listed(new)}" if new else ""
         rank_zero_info(f"begins with the weights of {self.path}{anew}")
 
 
@@ -143,8 +142,3 @@ def _outside(names: Iterable[str], part: str) -> list[str]:
 def _within(parts: Iterable[str], names: Iterable[str]) -> list[str]:
     """The names that are, or begin with, one of the parts."""
     return [name for name in names if any(f"{name}.".startswith(f"{part}.") for part in parts)]
-
-
-def _some(names: Iterable[str]) -> str:
-    found = list(names)
-    return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")

@@ -7,7 +7,7 @@ The loss is that of the tokens that were masked, and the head works on those alo
 Letters: B batch, N length, E model dim, W width of the embeddings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +17,9 @@ from lin_attn.data.blocks import IGNORED
 from models.blocks import build_norm
 from models.config import OptimizerConfig, as_config
 from models.encoder import BertEncoder, EncoderConfig
-from models.encoder_use import BATCH_SIZE, MARKER, Guess, embed, fill_mask
+from models.encoder_use import MARKER, Guess, TextEncoder, fill_mask
 from models.loss import cross_entropy_sum, exact_dtype, token_scores
 from models.metrics import TokenMetric
-from models.padding import Text
-from models.pooled import Pooling
 from models.training import Batch, TrainedModel
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ class MaskedLMHead(nn.Module):
         return logits
 
 
-class MaskedLM(TrainedModel):
+class MaskedLM(TextEncoder, TrainedModel):
     """Predicts tokens that were masked from all others.
 
     A batch is a dict of tokens (B, N) int64, some of them masked; targets (B, N) int64, what stood in their places, and
@@ -118,25 +116,6 @@ class MaskedLM(TrainedModel):
         """The batch's tokens (B, N), those that were masked replaced by the likeliest."""
         likeliest = self(batch["tokens"], batch.get("key_mask"), batch.get("token_types")).argmax(-1)
         return {"tokens": torch.where(batch["targets"] != IGNORED, likeliest, batch["tokens"])}
-
-    def embed(
-        self, texts: Sequence[Text], pooling: Pooling = "mean", *, framed: bool = True, batch_size: int = BATCH_SIZE
-    ) -> Tensor:
-        """Vectors of texts, from the encoder's last hidden states.
-
-        Args:
-            texts: of which each is computed as it would be alone.
-            pooling: mean, over all tokens of a text, or first, the state of its first token.
-            framed: with the class token before and the separator after each, as texts of a MaskedCorpus are by default.
-            batch_size: how many are computed together. It changes no vector.
-
-        Returns:
-            (B, d_model) float32, a row a text.
-
-        Raises:
-            ValueError: for an argument out of range, or a tokenizer without these tokens.
-        """
-        return embed(self, self.network, texts, pooling, framed=framed, batch_size=batch_size)
 
     def fill_mask(self, text: str, top_k: int = 5, *, marker: str = MARKER, framed: bool = True) -> list[list[Guess]]:
         """The likeliest tokens where a text has a marker.

@@ -4,6 +4,7 @@ import csv
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -78,7 +79,12 @@ def plot_curves(runs: Mapping[str, list[Path]], path: Path, name: str = BITS_PER
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    draw_curves(figure.subplots(), runs, name)
+    figure.savefig(path, dpi=160)
+
+
+def draw_curves(axes: Any, runs: Mapping[str, list[Path]], name: str) -> None:
+    """What `plot_curves` puts into its picture, into axes of another one."""
     # Colours of Okabe and Ito (2008), told apart by colour-blind readers, and line styles for print.
     colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
     for i, (label, files) in enumerate(runs.items()):
@@ -98,4 +104,3 @@ def plot_curves(runs: Mapping[str, list[Path]], path: Path, name: str = BITS_PER
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(frameon=False)
-    figure.savefig(path, dpi=160)

@@ -9,6 +9,7 @@ one, so that no place is safe from being chosen.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,11 @@ class Masking:
         if min(shares) < 0 or sum(shares) > 1 + 1e-9:
             raise ValueError(f"mask_share and random_share are {shares}; wanted numbers ≥ 0 with a sum of at most 1")
 
+    @cached_property
+    def vocabulary(self) -> Tokens:
+        """What a random token is drawn from."""
+        return np.flatnonzero(self.ordinary)
+
     def __call__(self, text: Tokens, draw: np.random.Generator) -> tuple[Tokens, Tokens]:
         """Masks a text.
 
@@ -86,8 +92,8 @@ class Masking:
         order = draw.permutation(len(free))
         chosen = free[order[:count]] if self.words is None else self._whole(text, free, order, count)
         targets[chosen] = tokens[chosen]
-        kind, vocabulary = draw.random(len(chosen)), np.flatnonzero(self.ordinary)
-        others = vocabulary[draw.integers(len(vocabulary), size=len(chosen))]
+        kind = draw.random(len(chosen))
+        others = self.vocabulary[draw.integers(len(self.vocabulary), size=len(chosen))]
         replaced = np.where(kind < self.mask_share + self.random_share, others, tokens[chosen])
         tokens[chosen] = np.where(kind < self.mask_share, self.mask_id, replaced)
         return tokens, targets

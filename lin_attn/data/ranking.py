@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 import datasets
 import numpy as np
 
+from lin_attn.data.arguments import Need
 from lin_attn.data.blocks import Batch, BlockSampler
 from lin_attn.data.classification import need_max
-from lin_attn.data.example_arguments import Need
 from lin_attn.data.example_module import ExampleData
 from lin_attn.data.examples import Columns
 from lin_attn.data.formats import joined, padded

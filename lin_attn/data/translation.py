@@ -7,9 +7,9 @@ import datasets
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lin_attn.data.arguments import Need
 from lin_attn.data.batches import TokenBatches, TokenBatchSampler
 from lin_attn.data.blocks import Batch, BlockSampler
-from lin_attn.data.example_arguments import Need
 from lin_attn.data.example_module import ExampleData
 from lin_attn.data.examples import Columns, Lengths, encode_rows, token_counts
 from lin_attn.data.formats import padded

@@ -1,11 +1,11 @@
 """lin-attn data info: prepares a corpus, or examples, and tells how much there is, and a sample."""
 
 import sys
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from models.cli.arguments import ArgumentParser
+from models.cli.tables import aligned
 
 if TYPE_CHECKING:
     from lin_attn.data.example_module import ExampleData
@@ -59,7 +59,7 @@ def print_info(data: Any) -> None:
         ratio = f"{n_bytes / max(n_tokens - store.n_documents - 1, 1):.2f}"
         rows.append((split, *(f"{number:,}" for number in numbers), ratio, f"{len(data.blocks(split)):,}"))
     tokenizer = data.tokenizer
-    lines = [*_table(rows), _of_tokenizer(data)]
+    lines = [*aligned(rows), _of_tokenizer(data)]
     meta = data.corpus.meta
     lines.append(
         "the training text is streamed; above is what is kept to evaluate on, and the beginning of train"
@@ -88,18 +88,12 @@ def print_examples(data: "ExampleData") -> None:
             counts = token_counts(part.rows, names)
             label = split if part.name == split else f"{split} {part.name}"
             rows.append((label, *(f"{n:,}" for n in (len(counts), counts.sum(), counts.max(initial=0)))))
-    lines = [*_table(rows), _of_tokenizer(data), "sample, the first training example:\n"]
+    lines = [*aligned(rows), _of_tokenizer(data), "sample, the first training example:\n"]
     first = data.parts["train"][0].rows[0]
     for name in names:
         lines.append(f"{name}: {data.tokenizer.decode(first[name][:SAMPLE_TOKENS]).decode('utf-8', 'replace')}")
     lines += [f"label: {first['label']}"] if "label" in first else []
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Lines of cells that stand below each other."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 def _of_tokenizer(data: Any) -> str:

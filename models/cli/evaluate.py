@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.cli.arguments import ArgumentParser
+from models.cli.tables import aligned
 
 if TYPE_CHECKING:
     from lin_attn.data import TextCorpus
@@ -195,6 +196,4 @@ def table(told: dict[str, Any], results: Sequence["Figures"]) -> str:
         row = [f"{one.length:,}", f"{one.loss:.4f}", f"{one.perplexity:.3f}", f"{one.bits_per_byte:.4f}"]
         row += [f"{one.n_tokens:,}", f"{one.n_bytes:,}", f"{one.n_tokens / one.seconds:,.0f}"]
         rows.append(row if one.state_bytes is None else [*row, f"{one.state_bytes:,}"])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *aligned(rows)]) + "\n"

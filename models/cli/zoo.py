@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from models.cli.arguments import ArgumentParser
+from models.cli.tables import aligned
 
 LENGTHS = (512, 2048, 8192)
 
@@ -44,10 +45,11 @@ def main(command: str, arguments: list[str]) -> None:
 
 def entry(name: str) -> dict[str, Any]:
     """What is known of a shipped checkpoint: sizes are read off the model, figures off its config.json."""
-    from models import from_pretrained
+    from models import CausalLM, from_pretrained
     from models.pretrained import read_config
-    from models.pretrained.card import position_of, state_growth
+    from models.pretrained.card import position_of
     from models.pretrained.loading import ZOO
+    from models.state_size import state_size
 
     config, model = read_config(ZOO / name), from_pretrained(name)
     summary = dict(config["summary"])
@@ -58,9 +60,9 @@ def entry(name: str) -> dict[str, Any]:
         "position": position_of(model.network_config),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
-    growth = state_growth(model)
-    if growth is not None:
-        found |= {"state_bytes": growth.fixed, "state_bytes_per_token": growth.per_token}
+    if isinstance(model, CausalLM):
+        size = state_size(model)
+        found |= {"state_bytes": size.fixed, "state_bytes_per_token": size.per_token}
     return {**found, **summary.pop("metrics", {}), **summary}
 
 
@@ -74,15 +76,7 @@ def table(entries: list[dict[str, Any]]) -> str:
         row += [_number(one.get(f"bits_per_byte_at_{length}"), ".3f") for length in LENGTHS]
         row += [_state(one), _number(one.get("decode_tokens_per_second"))]
         rows.append(row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = 3  # columns of words
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(n) if i < left else cell.rjust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines) + "\n"
+    return "\n".join(aligned(rows, left=3)) + "\n"
 
 
 def _number(value: float | None, style: str = ",.0f") -> str:

@@ -7,14 +7,15 @@ what the summary does not have, the card does not say.
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
 import yaml  # type: ignore[import-untyped]
 
 from lin_attn.data.tokenizer_files import plain_name
+from models.state_size import state_size
 
 if TYPE_CHECKING:
+    from models.causal_lm import CausalLM
     from models.config import NetworkConfig
     from models.training import TrainedModel
 
@@ -149,30 +150,8 @@ def position_of(config: "NetworkConfig") -> str:
     return f"rope {config.rope} φ" if config.rotates_features else config.position
 
 
-class StateSize(NamedTuple):
-    """Bytes that a language model carries from token to token: so many at any length, and so many more a token."""
-
-    fixed: int
-    per_token: int
-
-
-def state_growth(model: "TrainedModel") -> StateSize | None:
-    """The state of one sequence, measured; None where there is none, or it grows to an end."""
-    if type(model).__name__ != "CausalLM" or model.network_config.memory_length is not None:
-        return None
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-            first, second = (model(token.expand(1, n), return_state=True)[1].nbytes for n in (1, 2))
-    finally:
-        model.train(was_training)
-    return StateSize(2 * first - second, second - first)
-
-
 def _state_bytes(model: "TrainedModel") -> str | None:
-    size = state_growth(model)
-    if size is None:
+    if type(model).__name__ != "CausalLM":  # the others carry none
         return None
+    size = state_size(cast("CausalLM", model))
     return f"{size.per_token:,} bytes a token" if size.per_token else f"{size.fixed:,} bytes at any length"

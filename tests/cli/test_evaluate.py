@@ -9,7 +9,8 @@ import torch
 
 from lin_attn.data import TextCorpus
 from models.checkpoint import load_checkpoint
-from models.evaluation import Reading, evaluate, state_growth, windows
+from models.evaluation import Reading, evaluate, windows
+from models.state_size import state_size
 from tests.data.look_alikes import story, wikitext
 from tests.models.test_generation import NETWORKS, build
 
@@ -119,7 +120,7 @@ def test_a_carried_state_sees_all_before_it_and_a_context_ends_it(store):
 
 
 def test_a_state_that_grows_wants_a_context_and_is_told_by_what_it_does():
-    grows = {name: state_growth(build(fields)) > 0 for name, fields in NETWORKS.items()}
+    grows = {name: state_size(build(fields)).per_token > 0 for name, fields in NETWORKS.items()}
     assert grows == {name: name in ("softmax", "softmax t5") for name in NETWORKS}
 
 

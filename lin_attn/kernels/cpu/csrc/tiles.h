@@ -34,7 +34,7 @@ inline bool tiles_permitted() { return false; }
 inline Bf16 best_bf16() {
     if (tiles_permitted()) return Bf16::tiles;
 #if LIN_ATTN_HAS_DPBF16
-    // Intel's vectors multiply bfloat16 at half the rate of float32 at most; AMD's at twice.
+    // Intel's vectors multiply bfloat16 no faster than float32, AMD's do.
     return __builtin_cpu_is("intel") ? Bf16::floats : Bf16::vectors;
 #else
     return Bf16::floats;
