@@ -16,7 +16,8 @@ from models import CausalLM, MaskedLM, PairRanker, SequenceClassifier, from_pret
 from models.cli import main
 from models.converters import write_transformers
 from tests.helpers import relative
-from tests.models.test_pretrained import damaged, replace
+from tests.models.pretrained_models import replace
+from tests.models.test_pretrained_folders import damaged
 
 VOCAB, LENGTHS = 31, [18, 11, 2]
 TOLERANCE = 1e-5  # of logits, ‖a−b‖/‖b‖ in float32
