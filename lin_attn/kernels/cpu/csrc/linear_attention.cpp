@@ -36,16 +36,14 @@ class AllSums {
 
     void add(Index pair, Index segment, const AllSums& others, Index other) {
         const Sums to = at(pair, segment), from = others.at(pair, other);
-        for (Index i = 0; i < size(); ++i) to.s[i] += from.s[i];
+        add_scaled(to.s, 1.0f, from.s, size());  // S and z, one after the other, in whole vectors
     }
 
     // From (or to) a pair's dense S (D, M) and z (D).
     void add_state(Index pair, Index segment, const float* kv, const float* k_sum) {
         const Sums sums = at(pair, segment);
-        for (Index i = 0; i < dim_; ++i) {
-            for (Index j = 0; j < value_dim_; ++j) sums.s[i * M_ + j] += kv[(pair * dim_ + i) * value_dim_ + j];
-            sums.z[i] += k_sum[pair * dim_ + i];
-        }
+        for (Index i = 0; i < dim_; ++i) add_dense(sums.s + i * M_, kv + (pair * dim_ + i) * value_dim_, value_dim_);
+        add_dense(sums.z, k_sum + pair * dim_, dim_);
     }
 
     void write_state(Index pair, Index segment, float* kv, float* k_sum) const {
@@ -57,11 +55,17 @@ class AllSums {
   private:
     Index size() const { return D_ * M_ + D_; }
 
+    static void add_dense(float* to, const float* from, Index n) {
+        Index i = 0;
+        for (; i + W <= n; i += W) store(to + i, load(to + i) + load(from + i));
+        for (; i < n; ++i) to[i] += from[i];
+    }
+
     Index dim_, value_dim_, D_, M_, segments_;  // D_, M_: in whole vectors
     Block memory_;
 };
 
-template <class T, class P>
+template <class P>
 class Passes {
   public:
     explicit Passes(const Problem& p) : p_(p), pairs_(p.batch * p.kv_heads) {}
@@ -71,7 +75,7 @@ class Passes {
         if (p_.causal) {
             const Segments segments = cut(p_.queries, EXTRA_PASS);
             AllSums sums = segment_starts(segments);
-            each(segments.count, [&](Scan<T, P> scan, Index pair, Index j) {
+            each(segments.count, [&](Scan<P> scan, Index pair, Index j) {
                 scan.outputs(segments.begin(j), segments.end(j), sums.at(pair, j));
                 if (j + 1 == segments.count) sums.write_state(pair, j, p_.new_kv, p_.new_k_sum);
             });
@@ -80,7 +84,7 @@ class Passes {
         const AllSums sums = key_totals();
         for (Index pair = 0; pair < pairs_; ++pair) sums.write_state(pair, 0, p_.new_kv, p_.new_k_sum);
         const Segments segments = cut(p_.queries, 0);
-        each(segments.count, [&](Scan<T, P> scan, Index pair, Index j) {
+        each(segments.count, [&](Scan<P> scan, Index pair, Index j) {
             scan.outputs(segments.begin(j), segments.end(j), sums.at(pair, 0));
         });
     }
@@ -93,7 +97,7 @@ class Passes {
         const AllSums starts = p_.causal ? segment_starts(of_queries) : key_totals();
         // Causal: dS and dz at each segment's end, to which the queries of the segments after it give.
         AllSums ends(p_, of_queries.count);
-        each(of_queries.count, [&](Scan<T, P> scan, Index pair, Index j) {
+        each(of_queries.count, [&](Scan<P> scan, Index pair, Index j) {
             const Index receiver = p_.causal ? j - 1 : j;
             if (receiver < 0) {
                 scan.query_gradients(of_queries.begin(j), of_queries.end(j), starts.at(pair, j), nullptr);
@@ -111,7 +115,7 @@ class Passes {
                 ends.add_state(pair, last, p_.grad_new_kv, p_.grad_new_k_sum);
                 for (Index j = last; j-- > 0;) ends.add(pair, j, ends, j + 1);
             }
-            each(of_queries.count, [&](Scan<T, P> scan, Index pair, Index j) {
+            each(of_queries.count, [&](Scan<P> scan, Index pair, Index j) {
                 scan.key_gradients(of_queries.begin(j), of_queries.end(j), ends.at(pair, j));
                 if (j == 0) ends.write_state(pair, 0, p_.grad_kv, p_.grad_k_sum);
             });
@@ -123,7 +127,7 @@ class Passes {
             ends.write_state(pair, 0, p_.grad_kv, p_.grad_k_sum);
         }
         const Segments of_keys = cut(p_.keys, 0);
-        each(of_keys.count, [&](Scan<T, P> scan, Index pair, Index j) {
+        each(of_keys.count, [&](Scan<P> scan, Index pair, Index j) {
             scan.key_gradients(of_keys.begin(j), of_keys.end(j), ends.at(pair, 0));
         });
     }
@@ -133,7 +137,7 @@ class Passes {
     static constexpr double EXTRA_PASS = 0.4;
 
     // A result, dense in memory, with so many elements a sequence of the batch.
-    void expect(const Tensor& x, Index elements) const { expect_writes(x.data, p_.batch * elements * sizeof(T)); }
+    void expect(const Tensor& x, Index elements) const { expect_writes(x.data, p_.batch * elements * (p_.bf16_tensors ? sizeof(bf16) : sizeof(float))); }
 
     // So many segments a pair that the slowest thread is done soonest, `extra` being what it costs to have more than one.
     Segments cut(Index length, double extra) const {
@@ -157,7 +161,7 @@ class Passes {
     void each(Index count, Body body) {
         parallel(pairs_ * count, p_.threads, p_.poison, [&](Arena& arena, Index item) {
             const Tiles tiles(sizeof(P) == sizeof(bf16));
-            body(Scan<T, P>(p_, arena, item / count), item / count, item % count);
+            body(Scan<P>(p_, arena, item / count), item / count, item % count);
         });
     }
 
@@ -168,7 +172,7 @@ class Passes {
         const Index wanted = before_last == 0 ? 1 : (p_.threads + pairs_ * before_last - 1) / (pairs_ * before_last);
         const Index length = (chunks + wanted - 1) / wanted * CHUNK, parts = (segments.length + length - 1) / length;
         AllSums sums(p_, segments.count), of_parts(p_, before_last * parts);
-        each(before_last * parts, [&](Scan<T, P> scan, Index pair, Index part) {
+        each(before_last * parts, [&](Scan<P> scan, Index pair, Index part) {
             const Index segment = part / parts, begin = segments.begin(segment) + part % parts * length;
             of_parts.clear(pair, part);
             scan.add_keys(begin, std::min(begin + length, segments.end(segment)), of_parts.at(pair, part));
@@ -189,7 +193,7 @@ class Passes {
     AllSums key_totals() {
         const Segments segments = cut(p_.keys, 0);
         AllSums sums(p_, segments.count);
-        each(segments.count, [&](Scan<T, P> scan, Index pair, Index j) {
+        each(segments.count, [&](Scan<P> scan, Index pair, Index j) {
             sums.clear(pair, j);
             scan.add_keys(segments.begin(j), segments.end(j), sums.at(pair, j));
         });
@@ -208,9 +212,9 @@ class Passes {
 template <class What>
 int run(const Problem& p, What what) {
     try {
-        if (!p.bf16_tensors) what(Passes<float, float>(p));
-        else if (!p.bf16_products) what(Passes<bf16, float>(p));
-        else what(Passes<bf16, bf16>(p));
+        const bool in_pairs = p.dim % (2 * W) == 0 && p.value_dim % (2 * W) == 0 && (!LIN_ATTN_HAS_AMX || tiles_permitted());
+        if (p.bf16_tensors && p.bf16_products && in_pairs) what(Passes<bf16>(p));
+        else what(Passes<float>(p));
         return 0;
     } catch (const std::bad_alloc&) {
         return 1;
@@ -234,8 +238,7 @@ EXPORT int lin_attn_backward(const lin_attn::Problem* p) {
 
 EXPORT int lin_attn_step(const lin_attn::Problem* p) {
     try {
-        if (p->bf16_tensors) lin_attn::step<lin_attn::bf16>(*p);
-        else lin_attn::step<float>(*p);
+        lin_attn::step(*p);
         return 0;
     } catch (const std::bad_alloc&) {
         return 1;

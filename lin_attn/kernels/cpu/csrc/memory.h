@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "problem.h"
 #include "vectors.h"
 
 namespace lin_attn {
@@ -60,6 +61,46 @@ class Arena {
     std::vector<Sized> blocks_;
     size_t next_ = 0;
     bool poison_;
+};
+
+// Lines of memory that will be wanted in the next chunk, asked for a few at a time in the midst of this one's work: all at
+// once they would fill the buffers that wait for lines, and every load behind them would wait too.
+class Ahead {
+  public:
+    void clear() { count_ = next_ = 0; }
+
+    // Rows of so many bytes, `stride` bytes apart.
+    void add(const void* p, Index stride, Index rows, Index bytes) {
+        if (stride == bytes) {  // one after the other
+            bytes *= rows;
+            rows = 1;
+        }
+        const Index end = count_ + rows * ((bytes + 63) / 64);
+        if (static_cast<Index>(lines_.size()) < end + MOST) lines_.resize(end + MOST);
+        const char* row = static_cast<const char*>(p);
+        const char** to = lines_.data() + count_;
+        for (; rows > 0; --rows, row += stride)
+            for (Index i = 0; i < bytes; i += 64) *to++ = row + i;
+        count_ = end;
+    }
+
+    // After the last `add`.
+    void close() { std::fill_n(lines_.data() + count_, MOST, reinterpret_cast<const char*>(this)); }
+
+    Index left() const { return count_ - next_; }
+
+    void ask(Index n) {
+        for (n = std::min(n, left()); n > 0; --n) __builtin_prefetch(lines_[next_++], 0, 2);
+    }
+
+    // What is left, and behind it as much as a product may run over; how many were asked for is said afterwards.
+    const char* const* lines() const { return lines_.data() + next_; }
+    void asked(Index n) { next_ += std::min(n, left()); }
+
+  private:
+    static constexpr Index MOST = MAX_DIM + 64;  // lines that a product asks for: one to two steps along k
+    std::vector<const char*> lines_ = std::vector<const char*>(MOST, reinterpret_cast<const char*>(this));
+    Index count_ = 0, next_ = 0;
 };
 
 // Asks for pages of 2 MiB under memory that is about to be written for the first time: taking it in pages of 4 KiB, one fault

@@ -38,7 +38,7 @@ struct Problem {
     int32_t rope;                     // lin_attn::Rope
     int32_t causal;
     int32_t bf16_tensors;             // q, k, v, out and their gradients: 1 bfloat16, 0 float32
-    int32_t bf16_products;            // 1: operands of matrix products are rounded to bfloat16
+    int32_t bf16_products;            // 1: operands of products are rounded to bfloat16, if D and M allow
     int32_t threads;
     int32_t poison;                   // 1: scratch memory starts as NaN
 };

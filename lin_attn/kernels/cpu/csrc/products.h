@@ -1,16 +1,17 @@
 // Matrix products of small operands that lie in cache: C (m × n) = or += A (m × k) B (k × n), float32 sums always.
 //
-// An operand's element type P is float or bf16. bf16 is multiplied two by two along k (vdpbf16ps), for which A lies
-// contiguous along k and B has rows 2i and 2i + 1 interleaved, see `pack`.
+// An operand's elements are float or bf16. bf16 is multiplied two by two along k, for which A lies contiguous along k and B
+// has rows 2i and 2i + 1 interleaved (operands.h).
 //
-// A tile of 6 rows, or 4 or 2 where they end, by as many vectors as there are registers for is kept in registers over all
-// of k: 12 or 24 sums, which hide the latency of the multiply-add.
+// On vectors (vdpbf16ps for bf16), a tile of 6 rows, or 4 or 2 where they end, by as many vectors as there are registers
+// for is kept in registers over all of k: 12 or 24 sums, which hide the latency of the multiply-add.
 
 #pragma once
 
 #include <algorithm>
 #include <array>
 
+#include "memory.h"
 #include "tiles.h"
 #include "vectors.h"
 
@@ -24,6 +25,8 @@ template <class P>
 struct Left {
     const P* p;
     Index row, col;
+
+    Left from(Index i) const { return {p + i * row, row, col}; }
 };
 
 // Element (k, j) at p[k · ld + j] for float, at p[(k / 2 · ld + j) · 2 + k % 2] for bf16.
@@ -37,7 +40,7 @@ struct Right {
 enum class Triangle {
     none,
     of_result,   // C (i, j) for j > i: what is left there is not meaningful
-    of_left,     // A (i, k) for k > i
+    of_left,     // A (i, k) for k > i; the pairs of bf16 keep to blocks of 2 W
     of_left_up,  // A (i, k) for k < i
 };
 
@@ -74,21 +77,27 @@ inline Vec load_right(const float* p) { return load(p); }
 inline Pairs load_right(const bf16* p) { return load_pairs(p); }
 
 template <class P, int rows, int vectors>
-inline void tile(Index k_begin, Index k_end, Left<P> a, Right<P> b, float* c, Index ldc, bool add) {
-    constexpr int step = K_STEP<P>;
+inline void tile(
+    Index k_begin, Index k_end, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
+    constexpr int step = K_STEP<P>, unroll = 2 / step;  // two rows of B, in one or two steps, to a line asked for
     Vec acc[rows][vectors] = {};
     const P* left = a.p + k_begin * a.col;
     const P* right = b.p + k_begin * b.ld;
+    const char* const* line = ahead.lines();
     Index k = k_begin;
     do {  // at least once: no operand is empty
-        decltype(load_right(right)) row[vectors];
-        for (int j = 0; j < vectors; ++j) row[j] = load_right(right + j * W * step);
-        for (int i = 0; i < rows; ++i)
-            for (int j = 0; j < vectors; ++j) acc[i][j] = multiply_add(acc[i][j], left + i * a.row, row[j]);
-        left += step * a.col;
-        right += step * b.ld;
-        k += step;
+        __builtin_prefetch(*line++, 0, 2);
+        for (int i = 0; i < unroll; ++i) {
+            decltype(load_right(right)) row[vectors];
+            for (int j = 0; j < vectors; ++j) row[j] = load_right(right + j * W * step);
+            for (int i = 0; i < rows; ++i)
+                for (int j = 0; j < vectors; ++j) acc[i][j] = multiply_add(acc[i][j], left + i * a.row, row[j]);
+            left += step * a.col;
+            right += step * b.ld;
+        }
+        k += 2;
     } while (k < k_end);
+    ahead.asked((k - k_begin) / 2);
     for (int i = 0; i < rows; ++i)
         for (int j = 0; j < vectors; ++j) {
             float* to = c + i * ldc + j * W;
@@ -97,43 +106,38 @@ inline void tile(Index k_begin, Index k_end, Left<P> a, Right<P> b, float* c, In
 }
 
 template <class P, int rows, int vectors = TILE_VECTORS>
-inline void tile_of(int n_vectors, Index k0, Index k1, Left<P> a, Right<P> b, float* c, Index ldc, bool add) {
-    if (n_vectors == vectors) return tile<P, rows, vectors>(k0, k1, a, b, c, ldc, add);
-    if constexpr (vectors > 1) tile_of<P, rows, vectors - 1>(n_vectors, k0, k1, a, b, c, ldc, add);
+inline void tile_of(int n_vectors, Index k0, Index k1, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
+    if (n_vectors == vectors) return tile<P, rows, vectors>(k0, k1, a, b, c, ldc, add, ahead);
+    if constexpr (vectors > 1) tile_of<P, rows, vectors - 1>(n_vectors, k0, k1, a, b, c, ldc, add, ahead);
 }
 
 template <class P, int rows = TILE_ROWS>
-inline void tile_of(int n_rows, int n_vectors, Index k0, Index k1, Left<P> a, Right<P> b, float* c, Index ldc, bool add) {
-    if (n_rows == rows) return tile_of<P, rows>(n_vectors, k0, k1, a, b, c, ldc, add);
-    if constexpr (rows > 2) tile_of<P, rows - 2>(n_rows, n_vectors, k0, k1, a, b, c, ldc, add);
+inline void tile_of(int n_rows, int n_vectors, Index k0, Index k1, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
+    if (n_rows == rows) return tile_of<P, rows>(n_vectors, k0, k1, a, b, c, ldc, add, ahead);
+    if constexpr (rows > 2) tile_of<P, rows - 2>(n_rows, n_vectors, k0, k1, a, b, c, ldc, add, ahead);
 }
-
-}  // namespace detail
-
-namespace detail {
 
 // Columns of tiles go outermost, so that a tile's part of B stays in the first-level cache while A passes.
 template <class P>
 void multiply_in_vectors(
-    Triangle triangle, bool add, Index m, Index n, Index k, Left<P> a, Right<P> b, float* c, Index ldc) {
-    constexpr Index step = K_STEP<P>;
+    Triangle triangle, bool add, Index m, Index n, Index k, Left<P> a, Right<P> b, float* c, Index ldc, Ahead& ahead) {
+    constexpr Index block = sizeof(P) == sizeof(float) ? 2 : 2 * W;  // k is a multiple of it
     for (Index j = 0; j < n; j += TILE_VECTORS * W) {
         for (Index i = 0; i < m; i += TILE_ROWS) {
             const Index rows = std::min<Index>(TILE_ROWS, m - i);
             const Index columns = std::min(n, triangle == Triangle::of_result ? i + rows : n) - j;
             if (columns <= 0) continue;
             const Index vectors = std::min<Index>(TILE_VECTORS, (columns + W - 1) / W);
-            const Index begin = triangle == Triangle::of_left_up ? i / step * step : 0;
-            const Index end = round_up(triangle == Triangle::of_left ? std::min(k, i + rows) : k, step);
+            const Index begin = triangle == Triangle::of_left_up ? i / block * block : 0;
+            const Index end = triangle == Triangle::of_left ? std::min(k, round_up(i + rows, block)) : k;
             const Left<P> left{a.p + i * a.row, a.row, a.col};
-            const Right<P> right{b.p + j * step, b.ld};
-            tile_of<P>(rows, vectors, begin, end, left, right, c + i * ldc + j, ldc, add);
+            const Right<P> right{b.p + j * K_STEP<P>, b.ld};
+            tile_of<P>(rows, vectors, begin, end, left, right, c + i * ldc + j, ldc, add, ahead);
         }
     }
 }
 
 #if LIN_ATTN_HAS_AMX
-// k a multiple of 32.
 inline void multiply_in_tiles(
     Triangle triangle, bool add, Index m, Index n, Index k, Left<bf16> a, Right<bf16> b, float* c, Index ldc) {
     constexpr auto blocks = std::array{amx_block<1, 1>, amx_block<1, 2>, amx_block<2, 1>, amx_block<2, 2>};
@@ -153,15 +157,102 @@ inline void multiply_in_tiles(
 
 }  // namespace detail
 
-// C (m × n, both multiples of W, row stride ldc) = A B, or += it.
-template <class P>
-void multiply(Triangle triangle, bool add, Index m, Index n, Index k, Left<P> a, Right<P> b, float* c, Index ldc) {
+// C (m × n, both multiples of W, row stride ldc) = A B, or += it; k is a multiple of 2, of 2 W for bf16.
+inline void multiply(
+    Triangle triangle, bool add, Index m, Index n, Index k, Left<float> a, Right<float> b, float* c, Index ldc, Ahead& ahead) {
+    detail::multiply_in_vectors(triangle, add, m, n, k, a, b, c, ldc, ahead);
+}
+
+inline void multiply(
+    Triangle triangle, bool add, Index m, Index n, Index k, Left<bf16> a, Right<bf16> b, float* c, Index ldc, Ahead& ahead) {
 #if LIN_ATTN_HAS_AMX
-    if constexpr (sizeof(P) == 2) {
-        if (k % 32 == 0 && tiles_permitted()) return detail::multiply_in_tiles(triangle, add, m, n, k, a, b, c, ldc);
-    }
+    (void)ahead;
+    detail::multiply_in_tiles(triangle, add, m, n, k, a, b, c, ldc);
+#else
+    detail::multiply_in_vectors(triangle, add, m, n, k, a, b, c, ldc, ahead);
 #endif
-    detail::multiply_in_vectors<P>(triangle, add, m, n, k, a, b, c, ldc);
+}
+
+// Rows of tril(A K) V + A S: of queries, keys, values and state, what causal attention makes of a few rows of a chunk, of
+// which `first` is the place of the first. One pass over k serves A K and A S, whose sums stay in registers for V.
+//
+// K (k × keys), S (k × columns), V (keys × columns); tril(A K) is left in `scores`, in rows of `keys`.
+struct CausalRows {
+    Index first, k, keys, columns;
+    Left<float> a;
+    Right<float> key, state, value;
+    float* scores;
+    float* c;  // in rows of `columns`
+};
+
+constexpr int CAUSAL_ROWS = 4;
+
+namespace detail {
+
+// Column j of a tile: sums[i][j] += left[i] · right.
+template <int rows, int vectors>
+inline void add_products(Vec (&sums)[rows][vectors], int j, const Vec (&left)[rows], Vec right) {
+    for (int i = 0; i < rows; ++i) sums[i][j] += left[i] * right;
+}
+
+// With the sums of A K if score_vectors is not 0, else from scores that are there.
+template <int score_vectors, int vectors>
+void causal_tile(const CausalRows& x, Index column, Ahead& ahead) {
+    constexpr int rows = CAUSAL_ROWS;
+    Vec sums[rows][vectors] = {}, scores[rows][score_vectors + 1] = {};
+    const float *left = x.a.p, *state = x.state.p + column, *key = x.key.p;
+    const char* const* line = ahead.lines();
+    for (Index k = 0; k < x.k; k += 2) {
+        __builtin_prefetch(*line++, 0, 2);
+        for (int step = 0; step < 2; ++step) {
+            Vec entry[rows];
+            for (int i = 0; i < rows; ++i) entry[i] = splat(left[i * x.a.row]);
+            for (int j = 0; j < vectors; ++j) add_products(sums, j, entry, load(state + j * W));
+            for (int j = 0; j < score_vectors; ++j) add_products(scores, j, entry, load(key + j * W));
+            left += x.a.col;
+            state += x.state.ld;
+            key += x.key.ld;
+        }
+    }
+    for (int i = 0; score_vectors > 0 && i < rows; ++i) {
+        float* row = x.scores + i * x.keys;
+        for (int j = 0; j < score_vectors; ++j) store(row + j * W, scores[i][j]);
+        for (Index j = x.first + i + 1; j < x.first + rows; ++j) row[j] = 0;
+    }
+    const float *weight = x.scores, *value = x.value.p + column;
+    for (Index k = 0; k < x.first + rows; ++k, ++weight, value += x.value.ld) {
+        __builtin_prefetch(*line++, 0, 2);
+        Vec entry[rows];
+        for (int i = 0; i < rows; ++i) entry[i] = splat(weight[i * x.keys]);
+        for (int j = 0; j < vectors; ++j) add_products(sums, j, entry, load(value + j * W));
+    }
+    ahead.asked(x.k / 2 + x.first + rows);
+    for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < vectors; ++j) store(x.c + i * x.columns + column + j * W, sums[i][j]);
+}
+
+template <int score_vectors, int vectors = TILE_VECTORS>
+void causal_tile_of(Index n_vectors, const CausalRows& x, Index column, Ahead& ahead) {
+    if (n_vectors >= vectors) return causal_tile<score_vectors, vectors>(x, column, ahead);
+    if constexpr (vectors > 1) causal_tile_of<score_vectors, vectors - 1>(n_vectors, x, column, ahead);
+}
+
+}  // namespace detail
+
+inline void multiply_causal(const CausalRows& x, Ahead& ahead) {
+    const Index seen = round_up(x.first + CAUSAL_ROWS, W), score_vectors = seen / W;
+    Index column = 0;
+    if (REGISTERS == 32 && score_vectors <= 2) {
+        const Index vectors = std::min<Index>(x.columns / W, TILE_VECTORS);
+        if (score_vectors == 1) detail::causal_tile_of<1>(vectors, x, 0, ahead);
+        else detail::causal_tile_of<2>(vectors, x, 0, ahead);
+        column = vectors * W;
+    } else {
+        multiply(Triangle::none, false, CAUSAL_ROWS, seen, x.k, x.a, x.key, x.scores, x.keys, ahead);
+        for (int i = 0; i < CAUSAL_ROWS; ++i)
+            for (Index j = x.first + i + 1; j < x.first + CAUSAL_ROWS; ++j) x.scores[i * x.keys + j] = 0;
+    }
+    for (; column < x.columns; column += TILE_VECTORS * W) detail::causal_tile_of<0>((x.columns - column) / W, x, column, ahead);
 }
 
 // x (rows × columns, row stride ld, both multiples of W) to its transpose.
@@ -172,16 +263,6 @@ inline void transpose(const float* x, Index ld, Index rows, Index columns, float
             for (int r = 0; r < W; ++r) block[r] = load(x + (i + r) * ld + j);
             transpose_block(block);
             for (int r = 0; r < W; ++r) store(y + (j + r) * ldy + i, block[r]);
-        }
-    }
-}
-
-// x (rows × columns, row stride ld) to y as a right operand: rows 2i and 2i + 1 interleaved; a missing last row is zero.
-inline void pack(const float* x, Index ld, Index rows, Index columns, bf16* y) {
-    for (Index i = 0; i < rows; i += 2) {
-        for (Index j = 0; j < columns; j += W) {
-            const BitVec both = interleave(load(x + i * ld + j), i + 1 < rows ? load(x + (i + 1) * ld + j) : Vec{});
-            std::memcpy(y + i * columns + 2 * j, &both, sizeof both);
         }
     }
 }

@@ -15,63 +15,65 @@
 
 namespace lin_attn {
 
-// The rows of one head of a tensor.
-template <class T>
+// The rows of one head of a tensor, of float or bf16 as the problem says.
 struct Rows {
-    T* p;
-    Index row, col;  // strides
+    void* p;
+    Index row, col;  // strides, in elements
     Index dim;       // columns
+    bool is_bf16;
+
+    Index element() const { return is_bf16 ? sizeof(bf16) : sizeof(float); }
+    char* at(Index n) const { return static_cast<char*>(p) + n * row * element(); }
 };
 
-template <class T>
-Rows<T> rows_of(const Tensor& x, Index batch, Index head, Index dim) {
-    return {static_cast<T*>(x.data) + batch * x.stride[0] + head * x.stride[1], x.stride[2], x.stride[3], dim};
+inline Rows rows_of(const Problem& problem, const Tensor& x, Index batch, Index head, Index dim) {
+    const bool is_bf16 = problem.bf16_tensors;
+    const Index start = (batch * x.stride[0] + head * x.stride[1]) * (is_bf16 ? sizeof(bf16) : sizeof(float));
+    return {static_cast<char*>(x.data) + start, x.stride[2], x.stride[3], dim, is_bf16};
 }
 
-// Rows are read once in a scan, a chunk at a time, and the work on a chunk is long: the one after the next is asked for
-// meanwhile.
-constexpr Index AHEAD = 2 * CHUNK;
+namespace detail {
 
 template <class T>
-void prefetch(const T* p, Index n) {
-    for (Index j = 0; j < n; j += 64 / sizeof(T)) __builtin_prefetch(p + j, 0, 2);
+INLINE void read_elements(const T* p, Index col, Index dim, float* buffer) {
+    Index j = 0;
+    if (col == 1)
+        for (; j + W <= dim; j += W) store(buffer + j, load(p + j));
+    for (; j < dim; ++j) buffer[j] = widen(p[j * col]);
+    for (; j % W; ++j) buffer[j] = 0;
 }
 
 template <class T>
-void prefetch_to_write(const T* p, Index n) {
-    for (Index j = 0; j < n; j += 64 / sizeof(T)) __builtin_prefetch(p + j, 1, 2);
+INLINE void write_elements(T* p, Index col, Index dim, const float* row, float scale) {
+    Index j = 0;
+    if (col == 1)
+        for (; j + W <= dim; j += W) store(p + j, load(row + j) * scale);
+    for (; j < dim; ++j) put(p + j * col, row[j] * scale);
 }
+
+}  // namespace detail
 
 // Row n as float32 with zeros up to whole vectors; `buffer` has room for it, and is not used where it lies so already.
-template <class T>
-const float* read_row(const Rows<T>& x, Index n, float* buffer) {
-    const T* p = x.p + n * x.row;
-    Index j = 0;
-    if (x.col == 1) {
-        prefetch(p + AHEAD * x.row, x.dim);
-        if constexpr (sizeof(T) == sizeof(float)) {
-            if (x.dim % W == 0) return p;
-        }
-        for (; j + W <= x.dim; j += W) store(buffer + j, load(p + j));
+INLINE const float* read_row(const Rows& x, Index n, float* buffer) {
+    if (x.is_bf16) {
+        detail::read_elements(reinterpret_cast<const bf16*>(x.at(n)), x.col, x.dim, buffer);
+        return buffer;
     }
-    for (; j < x.dim; ++j) buffer[j] = widen(p[j * x.col]);
-    for (; j % W; ++j) buffer[j] = 0;
+    const auto* p = reinterpret_cast<const float*>(x.at(n));
+    if (x.col == 1 && x.dim % W == 0) return p;
+    detail::read_elements(p, x.col, x.dim, buffer);
     return buffer;
 }
 
 // Row n = scale · row.
-template <class T>
-void write_row(const Rows<T>& x, Index n, const float* row, float scale = 1) {
-    T* p = x.p + n * x.row;
-    Index j = 0;
-    if (x.col == 1)
-        for (; j + W <= x.dim; j += W) store(p + j, load(row + j) * scale);
-    for (; j < x.dim; ++j) put(p + j * x.col, row[j] * scale);
+INLINE void write_row(const Rows& x, Index n, const float* row, float scale = 1) {
+    if (x.is_bf16) detail::write_elements(reinterpret_cast<bf16*>(x.at(n)), x.col, x.dim, row, scale);
+    else detail::write_elements(reinterpret_cast<float*>(x.at(n)), x.col, x.dim, row, scale);
 }
 
-template <class T>
-void write_zeros(const Rows<T>& x, Index n) {
-    for (Index j = 0; j < x.dim; ++j) put(x.p + n * x.row + j * x.col, 0.0f);
+inline void write_zeros(const Rows& x, Index n) {
+    constexpr float zeros[MAX_DIM] = {};
+    write_row(x, n, zeros);
 }
 
 // The rotation of one position: cos and sin of D / 2 angles; null without rotation.
@@ -87,21 +89,38 @@ inline Vec rotate_back(Vec x, Angles angles, Index j) {
     return multiply_subtract_add(x, twice(angles.cos + j / 2), swap_pairs(x) * -twice(angles.sin + j / 2));
 }
 
-template <Phi phi>
-Vec apply(Vec x) {
-    if constexpr (phi == Phi::identity) return x;
-    if constexpr (phi == Phi::relu) return maximum(x, Vec{});
-    if constexpr (phi == Phi::squared_relu) return maximum(x, Vec{}) * maximum(x, Vec{});
-    return x > Vec{} ? x + 1.0f : exp_nonpositive(x);  // elu(x) + 1, without its cancellation
+// A φ that the compiler knows: it makes loops of its own for it. elu + 1 is worth them.
+using Elu1 = std::integral_constant<Phi, Phi::elu1>;
+
+INLINE Vec apply(Elu1, Vec x) { return x > Vec{} ? x + 1.0f : exp_nonpositive(x); }  // elu(x) + 1, without its cancellation
+
+INLINE Vec apply(Phi phi, Vec x) {
+    switch (phi) {
+        case Phi::identity: return x;
+        case Phi::relu: return maximum(x, Vec{});
+        case Phi::squared_relu: return maximum(x, Vec{}) * maximum(x, Vec{});
+        default: return apply(Elu1{}, x);
+    }
 }
 
 // φ'(x)
-template <Phi phi>
-Vec slope(Vec x) {
-    if constexpr (phi == Phi::identity) return splat(1.0f);
-    if constexpr (phi == Phi::relu) return x > Vec{} ? splat(1.0f) : Vec{};
-    if constexpr (phi == Phi::squared_relu) return 2.0f * maximum(x, Vec{});
-    return x > Vec{} ? splat(1.0f) : exp_nonpositive(x);
+INLINE Vec slope(Elu1, Vec x) { return x > Vec{} ? splat(1.0f) : exp_nonpositive(x); }
+
+INLINE Vec slope(Phi phi, Vec x) {
+    switch (phi) {
+        case Phi::identity: return splat(1.0f);
+        case Phi::relu: return x > Vec{} ? splat(1.0f) : Vec{};
+        case Phi::squared_relu: return 2.0f * maximum(x, Vec{});
+        default: return slope(Elu1{}, x);
+    }
+}
+
+// Calls body(φ) once for all rows of a loop. Not inline: among all else that a scan does, GCC runs out of registers for the
+// constants of elu + 1.
+template <class Body>
+__attribute__((noinline)) void with(Phi phi, Body body) {
+    if (phi == Phi::elu1) body(Elu1{});
+    else body(phi);
 }
 
 // x with zeros in all lanes but the first `columns`: φ(0) need not be 0.
@@ -113,12 +132,13 @@ inline Vec only_columns(Vec x, Index columns) {
     return load(lanes);
 }
 
-template <Phi phi>
-void features_of(Rope rope, const float* x, Index dim, Angles angles, float* numerator, float* denominator) {
+// φ and R of a row of `dim` entries, both zero from there to whole vectors.
+template <class Map>
+INLINE void features(Map phi, Rope rope, const float* x, Index dim, Angles angles, float* numerator, float* denominator) {
     const auto vector = [&](Index j, Index columns) {
         Vec y = load(x + j);
         if (rope == Rope::before) y = rotate(y, angles, j);
-        y = only_columns(apply<phi>(y), columns);
+        y = only_columns(apply(phi, y), columns);
         store(denominator + j, y);
         store(numerator + j, rope == Rope::after ? rotate(y, angles, j) : y);
     };
@@ -127,41 +147,19 @@ void features_of(Rope rope, const float* x, Index dim, Angles angles, float* num
     if (j < dim) vector(j, dim - j);
 }
 
-// φ and R of a row of `dim` entries, both zero from there to whole vectors.
-inline void features(Phi phi, Rope rope, const float* x, Index dim, Angles angles, float* numerator, float* denominator) {
-    switch (phi) {
-        case Phi::identity: return features_of<Phi::identity>(rope, x, dim, angles, numerator, denominator);
-        case Phi::relu: return features_of<Phi::relu>(rope, x, dim, angles, numerator, denominator);
-        case Phi::squared_relu: return features_of<Phi::squared_relu>(rope, x, dim, angles, numerator, denominator);
-        case Phi::elu1: return features_of<Phi::elu1>(rope, x, dim, angles, numerator, denominator);
-    }
-}
-
 // grad = x's gradient, from those of its numerator's and its denominator's features, of which the latter is
 // `scale` · denominator. grad may be numerator.
-template <Phi phi>
-void gradient_of(
-    Rope rope, const float* x, Index dim, Angles angles, const float* numerator, const float* denominator, float scale,
+template <class Map>
+INLINE void gradient(
+    Map phi, Rope rope, const float* x, Index dim, Angles angles, const float* numerator, const float* denominator, float scale,
     float* grad) {
     for (Index j = 0; j < dim; j += W) {
         Vec y = load(x + j), g = load(numerator + j);
         if (rope == Rope::before) y = rotate(y, angles, j);
         if (rope == Rope::after) g = rotate_back(g, angles, j);
-        g = (g + scale * load(denominator + j)) * slope<phi>(y);
+        g = (g + scale * load(denominator + j)) * slope(phi, y);
         if (rope == Rope::before) g = rotate_back(g, angles, j);
         store(grad + j, g);
-    }
-}
-
-inline void gradient(
-    Phi phi, Rope rope, const float* x, Index dim, Angles angles, const float* numerator, const float* denominator,
-    float scale, float* grad) {
-    const auto call = [&](auto of) { of(rope, x, dim, angles, numerator, denominator, scale, grad); };
-    switch (phi) {
-        case Phi::identity: return call(gradient_of<Phi::identity>);
-        case Phi::relu: return call(gradient_of<Phi::relu>);
-        case Phi::squared_relu: return call(gradient_of<Phi::squared_relu>);
-        case Phi::elu1: return call(gradient_of<Phi::elu1>);
     }
 }
 
@@ -171,9 +169,9 @@ inline float dot(const float* x, const float* y, Index padded) {
     return sum(total);
 }
 
-// x *= scale
-inline void scale_row(float* x, float scale, Index padded) {
-    for (Index j = 0; j < padded; j += W) store(x + j, load(x + j) * scale);
+// y = scale · x
+inline void scale_row(const float* x, float scale, float* y, Index padded) {
+    for (Index j = 0; j < padded; j += W) store(y + j, load(x + j) * scale);
 }
 
 // y += scale · x

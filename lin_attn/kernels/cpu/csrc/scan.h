@@ -20,6 +20,7 @@
 #include <cmath>
 
 #include "memory.h"
+#include "operands.h"
 #include "problem.h"
 #include "products.h"
 #include "rows.h"
@@ -31,9 +32,15 @@ struct Sums {
     float *s, *z;
 };
 
-// T: the tensors' element type. P: that of the products' operands.
-template <class T, class P>
+// P: the element type of the products' operands; D and M are multiples of 2 W if it is bf16.
+template <class P>
 class Scan {
+    static constexpr bool VECTORS = sizeof(P) == sizeof(float);
+    static constexpr Index ROWS = VECTORS ? W : 2 * W;  // a chunk's rows are a multiple of it
+
+    // So many rows go through all their products together, for what they leave in between to stay in the first-level cache.
+    static constexpr Index BLOCK = VECTORS ? CAUSAL_ROWS : CHUNK;
+
   public:
     Scan(const Problem& problem, Arena& arena, Index pair)
         : p_(problem),
@@ -41,6 +48,8 @@ class Scan {
           batch_(pair / problem.kv_heads),
           kv_head_(pair % problem.kv_heads),
           groups_(problem.heads / problem.kv_heads),
+          first_head_(kv_head_ * groups_),
+          last_head_(first_head_ + groups_),
           D_(round_up(problem.dim, W)),
           M_(round_up(problem.value_dim, W)),
           phi_(static_cast<Phi>(problem.feature_map)),
@@ -50,8 +59,11 @@ class Scan {
     void add_keys(Index begin, Index end, Sums sums) {
         for (Index n = begin; n < end; n += CHUNK) {
             start_chunk(n, std::min(CHUNK, end - n));
+            expect_keys(next_chunk(n, end));
+            share_lines(1);
             const Keys keys = read_keys(sums.z);
-            multiply(Triangle::none, true, D_, M_, rows_, left_transposed(keys.k, D_), right(keys.v, rows_, M_), sums.s, M_);
+            Matrix<P> k = of_chunk(keys.k, D_), v = of_chunk(keys.v, M_);
+            product(true, D_, M_, rows_, k.left_transposed(), v.right(), sums.s, M_);
         }
     }
 
@@ -59,21 +71,32 @@ class Scan {
     void outputs(Index begin, Index end, Sums sums) {
         for (Index n = begin; n < end; n += CHUNK) {
             start_chunk(n, std::min(CHUNK, end - n));
-            const Right<P> s = right(sums.s, D_, M_);
-            const Keys keys = p_.causal ? read_keys(sums.z) : Keys{};
-            const Right<P> kt = p_.causal ? right_transposed(keys.k, rows_, D_) : Right<P>{};
-            const Right<P> v = p_.causal ? right(keys.v, rows_, M_) : Right<P>{};
-            float* out = arena_.take(rows_ * M_);
-            for (Index head = kv_head_ * groups_; head < (kv_head_ + 1) * groups_; ++head) {
-                const Left<P> left_q = left(read_queries_and_sums(head, p_.causal ? keys.seen : sums.z), rows_, D_);
-                multiply(Triangle::none, false, rows_, M_, D_, left_q, s, out, M_);
-                if (p_.causal) {
-                    const float* scores = causal_product(left_q, kt, D_);
-                    multiply(Triangle::of_left, true, rows_, M_, rows_, left(scores, rows_, rows_), v, out, M_);
-                }
-                write_outputs(head, out);
+            if (p_.causal) expect_keys(next_chunk(n, end));
+            for (Index head = first_head_; head < last_head_; ++head) {
+                expect(p_.q, head, p_.dim, next_chunk(n, end));
+                expect(p_.out, head, p_.value_dim, next_chunk(n, end));
             }
-            if (p_.causal) multiply(Triangle::none, true, D_, M_, rows_, left_transposed(keys.k, D_), v, sums.s, M_);
+            share_lines(1);
+            const Right<P> s = Matrix<P>(arena_, sums.s, D_, M_).right();
+            float *queries = arena_.take(groups_ * rows_ * D_), *plain = arena_.take(D_);
+            const auto read_queries_of_row = [&](Index i, auto phi) {  // while the sums that they see, and their q̂, are at hand
+                for (Index head = first_head_; head < last_head_; ++head)
+                    read_query(phi, head, i, queries + (head - first_head_) * rows_ * D_ + i * D_, plain, sums.z);
+            };
+            const Keys keys = p_.causal ? read_keys(sums.z, read_queries_of_row) : Keys{};
+            if (!p_.causal) each_row(read_queries_of_row);
+            Matrix<P> k = of_chunk(keys.k, D_), v = of_chunk(keys.v, M_);
+            const Right<P> kt = p_.causal ? k.right_transposed() : Right<P>{};
+            const Right<P> values = p_.causal ? v.right() : Right<P>{};
+            float* out = arena_.take(BLOCK * M_);
+            for (Index head = first_head_; head < last_head_; ++head) {
+                const Left<P> q = of_chunk(queries + (head - first_head_) * rows_ * D_, D_).left();
+                each_block([&](Index i, Index rows) {
+                    block_product(i, rows, q.from(i), kt, s, values, D_, M_, out);
+                    write_outputs(head, i, rows, out);
+                });
+            }
+            if (p_.causal) product(true, D_, M_, rows_, k.left_transposed(), values, sums.s, M_);
         }
     }
 
@@ -84,29 +107,35 @@ class Scan {
         transpose(sums.s, M_, D_, M_, st.get(), D_);
         for (Index n = begin; n < end; n += CHUNK) {
             start_chunk(n, std::min(CHUNK, end - n));
-            const Right<P> right_st = right(st.get(), M_, D_);
-            const Keys keys = p_.causal ? read_keys(sums.z) : Keys{};
-            const Right<P> vt = p_.causal ? right_transposed(keys.v, rows_, M_) : Right<P>{};
-            const Right<P> k = p_.causal ? right(keys.k, rows_, D_) : Right<P>{};
-            float* grad = arena_.take(rows_ * D_);
-            for (Index head = kv_head_ * groups_; head < (kv_head_ + 1) * groups_; ++head) {
-                const Queries q = read_queries(head);
-                const float* g = read_output_gradient(head);
-                const Left<P> left_g = left(g, rows_, M_);
-                multiply(Triangle::none, false, rows_, D_, M_, left_g, right_st, grad, D_);
-                if (p_.causal) {
-                    const float* scores = causal_product(left_g, vt, M_);
-                    multiply(Triangle::of_left, true, rows_, D_, rows_, left(scores, rows_, rows_), k, grad, D_);
-                }
-                write_query_gradients(head, q, p_.causal ? keys.seen : sums.z, grad);
+            if (p_.causal) expect_keys(next_chunk(n, end));
+            for (Index head = first_head_; head < last_head_; ++head) {
+                expect_queries(head, next_chunk(n, end));
+                expect(p_.grad_q, head, p_.dim, next_chunk(n, end));
+            }
+            share_lines(3);
+            const Right<P> right_st = Matrix<P>(arena_, st.get(), M_, D_).right();
+            float* seen = p_.causal ? arena_.take(rows_ * D_) : sums.z;  // z as each row sees it
+            const Keys keys = p_.causal ? read_keys(sums.z, [&](Index i, auto) { std::copy_n(sums.z, D_, seen + i * D_); }) : Keys{};
+            Matrix<P> k = of_chunk(keys.k, D_), v = of_chunk(keys.v, M_);
+            const Right<P> vt = p_.causal ? v.right_transposed() : Right<P>{};
+            const Right<P> right_k = p_.causal ? k.right() : Right<P>{};
+            float* grad = arena_.take(BLOCK * D_);
+            for (Index head = first_head_; head < last_head_; ++head) {
+                const Queries q = read_queries(head, from_queries != nullptr);
+                Matrix<P> g = of_chunk(read_output_gradient(head), M_);
+                const Left<P> left_g = g.left();
+                each_block([&](Index i, Index rows) {
+                    block_product(i, rows, left_g.from(i), vt, right_st, right_k, M_, D_, grad);
+                    write_query_gradients(head, i, rows, q.numerator, seen, grad);
+                });
                 if (from_queries != nullptr) {
-                    add_queries(q, g, *from_queries);
+                    add_queries(of_chunk(q.numerator, D_), g.right(), *from_queries);
                     if (p_.slopes != nullptr)
                         for (Index i = 0; i < length_; ++i)
                             add_scaled(from_queries->z, slopes(head)[i], q.denominator + i * D_, D_);
                 }
             }
-            if (p_.causal) multiply(Triangle::none, true, M_, D_, rows_, left_transposed(keys.v, M_), k, st.get(), D_);
+            if (p_.causal) product(true, M_, D_, rows_, v.left_transposed(), right_k, st.get(), D_);
         }
     }
 
@@ -115,27 +144,35 @@ class Scan {
         const Index chunks = (end - begin + CHUNK - 1) / CHUNK;
         for (Index chunk = chunks; chunk-- > 0;) {
             const Index n = begin + chunk * CHUNK;
+            const Range next{std::max(n - CHUNK, begin), n};
             start_chunk(n, std::min(CHUNK, end - n));
+            expect_keys(next);
+            expect(p_.grad_k, kv_head_, p_.dim, next);
+            expect(p_.grad_v, kv_head_, p_.value_dim, next);
+            if (p_.causal)
+                for (Index head = first_head_; head < last_head_; ++head) expect_queries(head, next);
+            share_lines(3);
             const Keys keys = read_keys(nullptr);
+            Matrix<P> k = of_chunk(keys.k, D_), v = of_chunk(keys.v, M_), s(arena_, sums.s, D_, M_);
             float *grad_k = arena_.take(rows_ * D_), *grad_v = arena_.take(rows_ * M_);
-            multiply(Triangle::none, false, rows_, D_, M_, left(keys.v, rows_, M_), right_transposed(sums.s, D_, M_), grad_k, D_);
-            multiply(Triangle::none, false, rows_, M_, D_, left(keys.k, rows_, D_), right(sums.s, D_, M_), grad_v, M_);
+            product(false, rows_, D_, M_, v.left(), s.right_transposed(), grad_k, D_);
+            product(false, rows_, M_, D_, k.left(), s.right(), grad_v, M_);
             float* grad_den = arena_.take(rows_ * D_);  // Σ ∂d q̂ of each row
             std::fill(grad_den, grad_den + rows_ * D_, 0.0f);
             if (p_.causal) {
-                const Right<P> kt = right_transposed(keys.k, rows_, D_), vt = right_transposed(keys.v, rows_, M_);
-                for (Index head = kv_head_ * groups_; head < (kv_head_ + 1) * groups_; ++head) {
-                    const Queries q = read_queries(head);
-                    const float* g = read_output_gradient(head);
-                    const float* a = causal_product(left(q.numerator, rows_, D_), kt, D_);
-                    const float* b = causal_product(left(g, rows_, M_), vt, M_);
-                    const Right<P> right_q = right(q.numerator, rows_, D_), right_g = right(g, rows_, M_);
-                    multiply(Triangle::of_left_up, true, rows_, D_, rows_, left_transposed(b, rows_), right_q, grad_k, D_);
-                    multiply(Triangle::of_left_up, true, rows_, M_, rows_, left_transposed(a, rows_), right_g, grad_v, M_);
+                const Right<P> kt = k.right_transposed(), vt = v.right_transposed();
+                for (Index head = first_head_; head < last_head_; ++head) {
+                    const Queries queries = read_queries(head, true);
+                    Matrix<P> q = of_chunk(queries.numerator, D_), g = of_chunk(read_output_gradient(head), M_);
+                    Matrix<P> a = of_chunk(causal_product(q.left(), kt, D_), rows_);
+                    Matrix<P> b = of_chunk(causal_product(g.left(), vt, M_), rows_);
+                    const Right<P> right_g = g.right();
+                    product(true, rows_, D_, rows_, b.left_transposed(), q.right(), grad_k, D_, Triangle::of_left_up);
+                    product(true, rows_, M_, rows_, a.left_transposed(), right_g, grad_v, M_, Triangle::of_left_up);
                     if (p_.slopes != nullptr)
                         for (Index i = 0; i < length_; ++i)
-                            add_scaled(grad_den + i * D_, slopes(head)[i], q.denominator + i * D_, D_);
-                    add_queries(q, g, sums);
+                            add_scaled(grad_den + i * D_, slopes(head)[i], queries.denominator + i * D_, D_);
+                    add_queries(q, right_g, sums);
                 }
             }
             write_key_gradients(grad_k, grad_v, grad_den, sums.z);
@@ -145,7 +182,6 @@ class Scan {
   private:
     struct Keys {
         float *k, *v;  // k̃ (rows, D), v (rows, M)
-        float* seen;   // z as each row sees it, (rows, D)
     };
     struct Queries {
         float *numerator, *denominator;  // q̃, q̂ (rows, D)
@@ -154,190 +190,217 @@ class Scan {
     void start_chunk(Index begin, Index length) {
         begin_ = begin;
         length_ = length;
-        rows_ = round_up(length, W);
+        rows_ = round_up(length, ROWS);
         arena_.clear();
+        scores_ = arena_.take(BLOCK * rows_);
+        ahead_.ask(ahead_.left());
+        ahead_.clear();
     }
 
-    // The chunk's keys, z on its way to after them; without a z, `seen` is not made.
-    Keys read_keys(float* z) {
-        const Keys keys{arena_.take(rows_ * D_), arena_.take(rows_ * M_), z == nullptr ? nullptr : arena_.take(rows_ * D_)};
-        const Rows<const T> k = rows_of<const T>(p_.k, batch_, kv_head_, p_.dim);
-        const Rows<const T> v = rows_of<const T>(p_.v, batch_, kv_head_, p_.value_dim);
+    // Calls body(i, φ) for each row.
+    template <class Body>
+    void each_row(Body body) {
+        with(phi_, [&](auto phi) {
+            for (Index i = 0; i < rows_; ++i) body(i, phi);
+        });
+    }
+
+    template <class Body>
+    void each_block(Body body) {
+        for (Index i = 0; i < rows_; i += BLOCK) body(i, std::min(BLOCK, rows_ - i));
+    }
+
+    struct Range {
+        Index begin, end;
+    };
+
+    static Range next_chunk(Index n, Index end) { return {std::min(n + CHUNK, end), std::min(n + 2 * CHUNK, end)}; }
+
+    // These rows will be read or written soon.
+    void expect(const Tensor& x, Index head, Index dim, Range range) {
+        const Rows rows = rows_of(p_, x, batch_, head, dim);
+        if (rows.col == 1)
+            ahead_.add(rows.at(range.begin), rows.row * rows.element(), range.end - range.begin, dim * rows.element());
+    }
+
+    void expect_keys(Range range) {
+        expect(p_.k, kv_head_, p_.dim, range);
+        expect(p_.v, kv_head_, p_.value_dim, range);
+        if (rope_ == Rope::none) return;
+        const Index half = p_.dim / 2, bytes = half * sizeof(float);
+        ahead_.add(p_.cos + range.begin * half, bytes, range.end - range.begin, bytes);
+        ahead_.add(p_.sin + range.begin * half, bytes, range.end - range.begin, bytes);
+    }
+
+    void expect_queries(Index head, Range range) {
+        expect(p_.q, head, p_.dim, range);
+        expect(p_.grad_out, head, p_.value_dim, range);
+    }
+
+    // Products in vectors ask for the lines that were announced, a few at a time; those in tiles are too short for that, and
+    // so many loops over rows do it.
+    void share_lines(Index loops) {
+        ahead_.close();
+        lines_per_row_ = VECTORS ? 0 : (ahead_.left() + loops * rows_ - 1) / (loops * rows_);
+    }
+
+    // The chunk's keys. If z is not null it takes them up row by row, with a call of then(i, φ) after each.
+    template <class Then>
+    Keys read_keys(float* z, Then then) {
+        const Keys keys{arena_.take(rows_ * D_), arena_.take(rows_ * M_)};
+        const Rows k = rows_of(p_, p_.k, batch_, kv_head_, p_.dim);
+        const Rows v = rows_of(p_, p_.v, batch_, kv_head_, p_.value_dim);
         float *plain = arena_.take(D_), *buffer = arena_.take(std::max(D_, M_));
-        for (Index i = 0; i < rows_; ++i) {
+        each_row([&](Index i, auto phi) {
+            ahead_.ask(lines_per_row_);
             float *num = keys.k + i * D_, *values = keys.v + i * M_;
             if (visible(i)) {
-                features(phi_, rope_, read_row(k, begin_ + i, buffer), p_.dim, angles(i), num, plain);
-                const float* row = read_row(v, begin_ + i, buffer);
-                std::copy(row, row + M_, values);
+                features(phi, rope_, read_row(k, begin_ + i, buffer), p_.dim, angles(i), num, plain);
+                scale_row(read_row(v, begin_ + i, buffer), 1.0f, values, M_);
                 if (z != nullptr) add_scaled(z, 1.0f, plain, D_);
             } else {  // taken out after the feature map, as φ(0) = 1; its values may be anything
                 std::fill(num, num + D_, 0.0f);
                 std::fill(values, values + M_, 0.0f);
             }
-            if (z != nullptr) std::copy(z, z + D_, keys.seen + i * D_);
-        }
+            then(i, phi);
+        });
         return keys;
     }
 
-    Queries read_queries(Index head) {
-        const Queries q{arena_.take(rows_ * D_), arena_.take(rows_ * D_)};
-        const Rows<const T> x = rows_of<const T>(p_.q, batch_, head, p_.dim);
-        float* buffer = arena_.take(D_);
-        for (Index i = 0; i < length_; ++i)
-            features(
-                phi_, rope_, read_row(x, begin_ + i, buffer), p_.dim, angles(i), q.numerator + i * D_,
-                q.denominator + i * D_);
-        zero_rows_after(q.numerator, D_);
-        zero_rows_after(q.denominator, D_);
+    Keys read_keys(float* z) {
+        return read_keys(z, [](Index, auto) {});
+    }
+
+    // q̂ is filled in where it is wanted.
+    Queries read_queries(Index head, bool with_denominators) {
+        const Queries q{arena_.take(rows_ * D_), arena_.take(with_denominators ? rows_ * D_ : D_)};
+        const Index step = with_denominators ? D_ : 0;
+        each_row([&](Index i, auto phi) {
+            ahead_.ask(lines_per_row_);
+            read_query(phi, head, i, q.numerator + i * D_, q.denominator + i * step, nullptr);
+        });
         return q;
     }
 
-    // q̃ (rows, D); the denominators are made while q̂ is at hand, and q̂ need not be kept. The rows of the output, which are
-    // written when the products are done, are asked for.
-    float* read_queries_and_sums(Index head, const float* seen) {
-        float *numerator = arena_.take(rows_ * D_), *plain = arena_.take(D_), *buffer = arena_.take(D_);
-        const Rows<const T> x = rows_of<const T>(p_.q, batch_, head, p_.dim);
-        const Rows<T> out = rows_of<T>(p_.out, batch_, head, p_.value_dim);
-        for (Index i = 0; i < length_; ++i) {
-            features(phi_, rope_, read_row(x, begin_ + i, buffer), p_.dim, angles(i), numerator + i * D_, plain);
-            if (out.col == 1) prefetch_to_write(out.p + (begin_ + i) * out.row, out.dim);
-            if (p_.denominators == nullptr) continue;
-            const float d = dot(plain, seen_by(seen, i), D_);
-            denominators(head)[i] = std::fabs(d) < p_.eps ? (d < 0 ? -p_.eps : p_.eps) : d;
+    // Row i of q̃ and of q̂, and, of the sums z that it sees unless they are null, its denominator.
+    template <class Map>
+    INLINE void read_query(Map phi, Index head, Index i, float* numerator, float* plain, const float* z) {
+        if (i >= length_) {
+            std::fill_n(numerator, D_, 0.0f);
+            return;
         }
-        zero_rows_after(numerator, D_);
-        return numerator;
+        const Rows x = rows_of(p_, p_.q, batch_, head, p_.dim);
+        features(phi, rope_, read_row(x, begin_ + i, buffer_), p_.dim, angles(i), numerator, plain);
+        if (z == nullptr || p_.denominators == nullptr) return;
+        const float d = dot(plain, z, D_);
+        denominators(head)[i] = std::fabs(d) < p_.eps ? (d < 0 ? -p_.eps : p_.eps) : d;
     }
 
     // g = ∂out / d, (rows, M).
     float* read_output_gradient(Index head) {
         float *g = arena_.take(rows_ * M_), *buffer = arena_.take(M_);
-        const Rows<const T> grad = rows_of<const T>(p_.grad_out, batch_, head, p_.value_dim);
-        for (Index i = 0; i < length_; ++i) {
-            const float* row = read_row(grad, begin_ + i, buffer);
-            std::copy(row, row + M_, g + i * M_);
-            if (p_.denominators != nullptr) scale_row(g + i * M_, 1 / denominators(head)[i], M_);
+        const Rows grad = rows_of(p_, p_.grad_out, batch_, head, p_.value_dim);
+        for (Index i = 0; i < rows_; ++i) {
+            ahead_.ask(lines_per_row_);
+            if (i >= length_) std::fill_n(g + i * M_, M_, 0.0f);
+            else scale_row(read_row(grad, begin_ + i, buffer), inverse_denominator(head, i), g + i * M_, M_);
         }
-        zero_rows_after(g, M_);
         return g;
     }
 
-    void write_outputs(Index head, const float* out) {
-        const Rows<T> to = rows_of<T>(p_.out, batch_, head, p_.value_dim);
-        for (Index i = 0; i < length_; ++i)
-            write_row(to, begin_ + i, out + i * M_, p_.denominators == nullptr ? 1.0f : 1 / denominators(head)[i]);
+    // Rows `from` to from + rows, of which `out` holds the numerators.
+    void write_outputs(Index head, Index from, Index rows, const float* out) {
+        const Rows to = rows_of(p_, p_.out, batch_, head, p_.value_dim);
+        for (Index i = from; i < std::min(from + rows, length_); ++i)
+            write_row(to, begin_ + i, out + (i - from) * M_, inverse_denominator(head, i));
     }
 
-    void write_query_gradients(Index head, const Queries& q, const float* seen, float* grad) {
-        const Rows<const T> x = rows_of<const T>(p_.q, batch_, head, p_.dim);
-        const Rows<T> to = rows_of<T>(p_.grad_q, batch_, head, p_.dim);
-        float* buffer = arena_.take(D_);
-        for (Index i = 0; i < length_; ++i) {
-            float *row = grad + i * D_, slope = 0;
+    // Rows `from` to from + rows, of which `grad` holds ∂q̃. seen: z, of each row if causal.
+    void write_query_gradients(Index head, Index from, Index rows, const float* numerator, const float* seen, float* grad) {
+        const Rows x = rows_of(p_, p_.q, batch_, head, p_.dim);
+        const Rows to = rows_of(p_, p_.grad_q, batch_, head, p_.dim);
+        const auto write = [&](Index i, auto phi) {
+            float *row = grad + (i - from) * D_, slope = 0;
             if (p_.slopes != nullptr) {
                 const float d = denominators(head)[i];
-                if (!(std::fabs(d) <= p_.eps)) slope = -dot(q.numerator + i * D_, row, D_) / d;  // a floor is constant
+                if (!(std::fabs(d) <= p_.eps)) slope = -dot(numerator + i * D_, row, D_) / d;  // a floor is constant
                 slopes(head)[i] = slope;
             }
-            const float* plain = p_.slopes != nullptr ? seen_by(seen, i) : row;
-            gradient(phi_, rope_, read_row(x, begin_ + i, buffer), p_.dim, angles(i), row, plain, slope, row);
+            const float* plain = p_.slopes == nullptr ? row : p_.causal ? seen + i * D_ : seen;
+            gradient(phi, rope_, read_row(x, begin_ + i, buffer_), p_.dim, angles(i), row, plain, slope, row);
             write_row(to, begin_ + i, row);
-        }
+        };
+        with(phi_, [&](auto phi) {
+            for (Index i = from; i < std::min(from + rows, length_); ++i) write(i, phi);
+        });
     }
 
     // grad_den holds Σ ∂d q̂ of each row; dz, from the right, takes it up.
     void write_key_gradients(float* grad_k, const float* grad_v, const float* grad_den, float* dz) {
-        const Rows<const T> x = rows_of<const T>(p_.k, batch_, kv_head_, p_.dim);
-        const Rows<T> to_k = rows_of<T>(p_.grad_k, batch_, kv_head_, p_.dim);
-        const Rows<T> to_v = rows_of<T>(p_.grad_v, batch_, kv_head_, p_.value_dim);
-        float* buffer = arena_.take(D_);
-        for (Index i = length_; i-- > 0;) {
+        const Rows x = rows_of(p_, p_.k, batch_, kv_head_, p_.dim);
+        const Rows to_k = rows_of(p_, p_.grad_k, batch_, kv_head_, p_.dim);
+        const Rows to_v = rows_of(p_, p_.grad_v, batch_, kv_head_, p_.value_dim);
+        const auto write = [&](Index i, auto phi) {
             if (p_.causal) add_scaled(dz, 1.0f, grad_den + i * D_, D_);  // else it is shared, and grad_den is zero
             if (visible(i)) {
                 float* row = grad_k + i * D_;
-                gradient(phi_, rope_, read_row(x, begin_ + i, buffer), p_.dim, angles(i), row, dz, 1.0f, row);
+                gradient(phi, rope_, read_row(x, begin_ + i, buffer_), p_.dim, angles(i), row, dz, 1.0f, row);
                 write_row(to_k, begin_ + i, row);
                 write_row(to_v, begin_ + i, grad_v + i * M_);
             } else {
                 write_zeros(to_k, begin_ + i);
                 write_zeros(to_v, begin_ + i);
             }
-        }
+        };
+        with(phi_, [&](auto phi) {
+            for (Index i = length_; i-- > 0;) write(i, phi);
+        });
     }
 
     // dS += q̃ᵀ g
-    void add_queries(const Queries& q, const float* g, Sums sums) {
-        multiply(Triangle::none, true, D_, M_, rows_, left_transposed(q.numerator, D_), right(g, rows_, M_), sums.s, M_);
+    void add_queries(Matrix<P> q, Right<P> g, Sums sums) {
+        product(true, D_, M_, rows_, q.left_transposed(), g, sums.s, M_);
     }
 
     // tril(x y), (rows, rows).
-    float* causal_product(Left<P> x, Right<P> y, Index inner) {
+    const float* causal_product(Left<P> x, Right<P> y, Index k) {
         float* scores = arena_.take(rows_ * rows_);
-        multiply(Triangle::of_result, false, rows_, rows_, inner, x, y, scores, rows_);
+        product(false, rows_, rows_, k, x, y, scores, rows_, Triangle::of_result);
         for (Index i = 0; i < rows_; ++i) std::fill(scores + i * rows_ + i + 1, scores + (i + 1) * rows_, 0.0f);
         return scores;
     }
 
-    // Operands of products from matrices of dense rows.
-
-    Left<P> left(const float* x, Index rows, Index columns) {
-        if constexpr (sizeof(P) == sizeof(float)) return {x, columns, 1};
-        P* y = take_operand(rows * columns);
-        for (Index j = 0; j < rows * columns; j += W) store(y + j, load(x + j));
-        return {y, columns, 1};
-    }
-
-    // Of xᵀ, x (rows, columns).
-    Left<P> left_transposed(const float* x, Index columns) {
-        if constexpr (sizeof(P) == sizeof(float)) return {x, 1, columns};
-        return left(transposed(x, rows_, columns), columns, rows_);
-    }
-
-    Right<P> right(const float* x, Index rows, Index columns) {
-        if constexpr (sizeof(P) == sizeof(float)) {
-            return {x, columns};
+    // c (rows, columns) = x s, and + tril(x y) z if causal, for rows i to i + rows; s has k rows.
+    void block_product(Index i, Index rows, Left<P> x, Right<P> y, Right<P> s, Right<P> z, Index k, Index columns, float* c) {
+        if (!p_.causal) return product(false, rows, columns, k, x, s, c, columns);
+        if constexpr (VECTORS) {
+            multiply_causal({i, k, rows_, columns, x, y, s, z, scores_, c}, ahead_);
         } else {
-            P* y = take_operand(rows * columns);
-            pack(x, columns, rows, columns, y);
-            return {y, columns};
+            product(false, rows, columns, k, x, s, c, columns);
+            Matrix<P> scores = of_chunk(causal_product(x, y, k), rows_);
+            product(true, rows, columns, rows_, scores.left(), z, c, columns, Triangle::of_left);
         }
     }
 
-    // Of xᵀ, x (rows, columns).
-    Right<P> right_transposed(const float* x, Index rows, Index columns) {
-        if constexpr (sizeof(P) == sizeof(bf16)) {
-            if (columns % (2 * W) == 0) {  // two entries of bfloat16 that lie side by side stay so: as one of 32 bits
-                const auto* pairs = reinterpret_cast<const float*>(left(x, rows, columns).p);
-                return {reinterpret_cast<const P*>(transposed(pairs, rows, columns / 2)), rows};
-            }
-        }
-        return right(transposed(x, rows, columns), columns, rows);
+    Matrix<P> of_chunk(const float* x, Index columns) { return {arena_, x, rows_, columns}; }
+
+    void product(
+        bool add, Index m, Index n, Index k, Left<P> a, Right<P> b, float* c, Index ldc, Triangle triangle = Triangle::none) {
+        multiply(triangle, add, m, n, k, a, b, c, ldc, ahead_);
     }
 
-    const float* transposed(const float* x, Index rows, Index columns) {
-        float* y = arena_.take(rows * columns);
-        transpose(x, columns, rows, columns, y, rows);
-        return y;
-    }
-
-    P* take_operand(Index n) { return reinterpret_cast<P*>(arena_.take((n * sizeof(P) + 3) / 4)); }
-
-    void zero_rows_after(float* x, Index columns) { std::fill(x + length_ * columns, x + rows_ * columns, 0.0f); }
+    float inverse_denominator(Index head, Index i) const { return p_.denominators == nullptr ? 1.0f : 1 / denominators(head)[i]; }
 
     bool visible(Index i) const {
         return i < length_ && (p_.key_mask == nullptr ||
             p_.key_mask[batch_ * p_.key_mask_stride[0] + (begin_ + i) * p_.key_mask_stride[1]]);
     }
 
-    // Row i's own sums if causal, else those of all rows.
-    const float* seen_by(const float* seen, Index i) const { return p_.causal ? seen + i * D_ : seen; }
-
     float* denominators(Index head) const { return p_.denominators + (batch_ * p_.heads + head) * p_.queries + begin_; }
     float* slopes(Index head) const { return p_.slopes + (batch_ * p_.heads + head) * p_.queries + begin_; }
 
     // The tables' rows have D / 2 entries, and a whole vector of the last ones is read.
-    Angles angles(Index i) {
+    INLINE Angles angles(Index i) {
         if (rope_ == Rope::none) return {nullptr, nullptr};
         const Index half = p_.dim / 2;
         const float *cos = p_.cos + (begin_ + i) * half, *sin = p_.sin + (begin_ + i) * half;
@@ -349,11 +412,15 @@ class Scan {
 
     const Problem& p_;
     Arena& arena_;
-    const Index batch_, kv_head_, groups_, D_, M_;  // D and M in whole vectors
+    const Index batch_, kv_head_, groups_, first_head_, last_head_;  // of the heads of queries, those that share the keys
+    const Index D_, M_;                                              // in whole vectors
     const Phi phi_;
     const Rope rope_;
-    Index begin_ = 0, length_ = 0, rows_ = 0;  // of the chunk; rows are length in whole vectors
-    float cos_[MAX_DIM / 2 + W] = {}, sin_[MAX_DIM / 2 + W] = {};
+    Index begin_ = 0, length_ = 0, rows_ = 0;  // of the chunk; rows are length in whole vectors, or twice that for bf16
+    float* scores_ = nullptr;                  // of a block
+    Ahead ahead_;
+    Index lines_per_row_ = 0;
+    float cos_[MAX_DIM / 2 + W] = {}, sin_[MAX_DIM / 2 + W] = {}, buffer_[MAX_DIM] = {};
 };
 
 }  // namespace lin_attn

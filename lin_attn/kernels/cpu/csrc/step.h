@@ -10,8 +10,7 @@
 
 namespace lin_attn {
 
-template <class T>
-void step_of_pair(const Problem& p, Arena& arena, Index pair) {
+inline void step_of_pair(const Problem& p, Arena& arena, Index pair) {
     arena.clear();
     const Index batch = pair / p.kv_heads, kv_head = pair % p.kv_heads, groups = p.heads / p.kv_heads;
     const Index dim = p.dim, M = p.value_dim, padded_dim = round_up(dim, W), padded_M = round_up(M, W);
@@ -27,8 +26,10 @@ void step_of_pair(const Problem& p, Arena& arena, Index pair) {
     float *k_num = arena.take(padded_dim), *k_den = arena.take(padded_dim), *v = arena.take(padded_M);
     const bool hidden = p.key_mask != nullptr && !p.key_mask[batch * p.key_mask_stride[0]];
     if (!hidden) {
-        features(phi, rope, read_row(rows_of<const T>(p.k, batch, kv_head, dim), 0, buffer), dim, angles, k_num, k_den);
-        std::copy_n(read_row(rows_of<const T>(p.v, batch, kv_head, M), 0, buffer), padded_M, v);
+        with(phi, [&](auto phi) {
+            features(phi, rope, read_row(rows_of(p, p.k, batch, kv_head, dim), 0, buffer), dim, angles, k_num, k_den);
+        });
+        std::copy_n(read_row(rows_of(p, p.v, batch, kv_head, M), 0, buffer), padded_M, v);
     } else {
         std::fill_n(k_num, padded_dim, 0.0f);
         std::fill_n(k_den, padded_dim, 0.0f);
@@ -38,10 +39,12 @@ void step_of_pair(const Problem& p, Arena& arena, Index pair) {
     float *out = arena.take(groups * padded_M), *z = arena.take(padded_dim);
     std::fill_n(out, groups * padded_M, 0.0f);
     std::fill_n(z, padded_dim, 0.0f);
-    for (Index g = 0; g < groups; ++g)
-        features(
-            phi, rope, read_row(rows_of<const T>(p.q, batch, kv_head * groups + g, dim), 0, buffer), dim, angles,
-            q_num + g * padded_dim, q_den + g * padded_dim);
+    with(phi, [&](auto phi) {
+        for (Index g = 0; g < groups; ++g)
+            features(
+                phi, rope, read_row(rows_of(p, p.q, batch, kv_head * groups + g, dim), 0, buffer), dim, angles,
+                q_num + g * padded_dim, q_den + g * padded_dim);
+    });
 
     for (Index i = 0; i < dim; ++i) {
         const float* before = p.kv + (pair * dim + i) * M;
@@ -69,15 +72,14 @@ void step_of_pair(const Problem& p, Arena& arena, Index pair) {
             float d = dot(q_den + g * padded_dim, z, padded_dim);
             if (std::fabs(d) < p.eps) d = d < 0 ? -p.eps : p.eps;
             p.denominators[batch * p.heads + head] = d;
-            scale_row(row, 1 / d, padded_M);
+            scale_row(row, 1 / d, row, padded_M);
         }
-        write_row(rows_of<T>(p.out, batch, head, M), 0, row);
+        write_row(rows_of(p, p.out, batch, head, M), 0, row);
     }
 }
 
-template <class T>
-void step(const Problem& p) {
-    parallel(p.batch * p.kv_heads, p.threads, p.poison, [&](Arena& arena, Index pair) { step_of_pair<T>(p, arena, pair); });
+inline void step(const Problem& p) {
+    parallel(p.batch * p.kv_heads, p.threads, p.poison, [&](Arena& arena, Index pair) { step_of_pair(p, arena, pair); });
 }
 
 }  // namespace lin_attn

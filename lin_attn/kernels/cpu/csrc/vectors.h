@@ -28,6 +28,10 @@
 #endif
 #endif
 
+// For what is called once a row or a vector: compilers judge it too large, and a call would reload its constants.
+#define INLINED __attribute__((always_inline))
+#define INLINE inline INLINED
+
 namespace lin_attn {
 
 using Index = int64_t;
@@ -115,13 +119,20 @@ inline void put(bf16* p, float x) {
 }
 
 
-inline Vec maximum(Vec x, Vec bound) { return x < bound ? bound : x; }  // NaN stays
+inline Vec maximum(Vec x, Vec bound) {  // NaN stays
+#if defined(__AVX512F__) && LIN_ATTN_LANES == 16
+    const __m512 larger = _mm512_max_ps(read<__m512>(&bound), read<__m512>(&x));  // of a NaN and a number, the second
+    return read<Vec>(&larger);
+#else
+    return x < bound ? bound : x;
+#endif
+}
 
 // exp(x) for x ≤ 0, to 2 ulp; below −86, where it leaves the normal numbers, exp(−86) = 4·10⁻³⁸, which is positive. For
 // x > 0 what comes out means nothing.
-// With n = round(x / ln 2) and r = x − n ln 2 in two parts (Cody and Waite), exp(x) = 2ⁿ exp(r), and exp(r) is the Taylor
-// polynomial of degree 7 on |r| ≤ 0.347, whose remainder is 5·10⁻⁹; it is summed by halves, for a shorter chain of
-// dependent operations.
+// With n = round(x / ln 2) and r = x − n ln 2 in two parts (Cody and Waite), exp(x) = 2ⁿ exp(r), and exp(r) is the polynomial
+// 1 + r + … of degree 6 that is nearest to it, to 4·10⁻⁹ of its value, on |r| ≤ 0.347; it is summed by halves, for a shorter
+// chain of dependent operations.
 inline Vec exp_nonpositive(Vec x) {
     x = maximum(x, splat(-86.0f));
     const float magic = 12582912.0f;  // 1.5 · 2²³: added, it leaves the rounded integer in the lowest bits
@@ -130,8 +141,8 @@ inline Vec exp_nonpositive(Vec x) {
     Vec r = x - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
     const Vec r2 = r * r;
-    const Vec low = r2 * (r * 1.66666667e-1f + 0.5f) + (r + 1.0f);
-    const Vec high = r2 * (r * 1.98412698e-4f + 1.38888889e-3f) + (r * 8.33333333e-3f + 4.16666667e-2f);
+    const Vec low = r2 * (r * 1.66665211e-1f + 4.9999994e-1f) + (r + 1.0f);
+    const Vec high = r2 * 1.38145394e-3f + (r * 8.36874545e-3f + 4.1668389e-2f);
     const Vec p = (r2 * r2) * high + low;
     const BitVec scaled = read<BitVec>(&p) + (read<BitVec>(&shifted) << 23);
     return read<Vec>(&scaled);

@@ -1,0 +1,115 @@
+// The matrices of a chunk as operands of products: from dense float32 to the forms that products.h takes.
+//
+// Pairs of bfloat16 are multiplied along k. Which entries make a pair is free, as long as both operands have the same:
+// those W apart, in blocks of 2 W, do so without a permutation of vectors. A pair is moved as one number of 32 bits.
+
+#pragma once
+
+#include "memory.h"
+#include "products.h"
+#include "vectors.h"
+
+namespace lin_attn {
+
+// A dense float32 matrix (rows × columns), as operands whose elements are P. What is made is kept for the next request.
+template <class P>
+class Matrix;
+
+template <>
+class Matrix<float> {
+  public:
+    Matrix(Arena& arena, const float* x, Index rows, Index columns) : arena_(arena), x_(x), rows_(rows), columns_(columns) {}
+
+    Left<float> left() const { return {x_, columns_, 1}; }
+
+    // From the transpose if that is there: it was read last, and lies in the first-level cache.
+    Left<float> left_transposed() const {
+        if (transposed_ != nullptr) return {transposed_, rows_, 1};
+        return {x_, 1, columns_};
+    }
+
+    Right<float> right() const { return {x_, columns_}; }
+
+    Right<float> right_transposed() {
+        if (transposed_ == nullptr) {
+            transposed_ = arena_.take(rows_ * columns_);
+            transpose(x_, columns_, rows_, columns_, transposed_, rows_);
+        }
+        return {transposed_, rows_};
+    }
+
+  private:
+    Arena& arena_;
+    const float* x_;
+    Index rows_, columns_;
+    float* transposed_ = nullptr;
+};
+
+// Rows and columns are multiples of 2 W.
+template <>
+class Matrix<bf16> {
+  public:
+    Matrix(Arena& arena, const float* x, Index rows, Index columns) : arena_(arena), x_(x), rows_(rows), columns_(columns) {}
+
+    Left<bf16> left() { return {as_bf16(pairs_of_columns()), columns_, 1}; }
+
+    Left<bf16> left_transposed() {
+        const float* from = transposed_pairs();
+        float* to = take_pairs();
+        for (Index i = 0; i < columns_ / 2; i += W)
+            for (Index row = i; row < i + W; ++row)
+                for (Index j = 0; j < rows_; j += 2 * W) {
+                    const float* pairs = from + row * rows_ + j;
+                    float* lower = to + (i + row) * (rows_ / 2) + j / 2;
+                    regroup(pairs, pairs + W, lower, lower + W * (rows_ / 2));
+                }
+        return {as_bf16(to), rows_, 1};
+    }
+
+    Right<bf16> right() {
+        float *to = take_pairs(), *row = to;
+        for (Index i = 0; i < rows_; i += 2 * W)
+            for (Index above = i; above < i + W; ++above, row += columns_)
+                for (Index j = 0; j < columns_; j += W)
+                    store_bits(row + j, interleave(load(x_ + above * columns_ + j), load(x_ + (above + W) * columns_ + j)));
+        return {as_bf16(to), columns_};
+    }
+
+    Right<bf16> right_transposed() { return {as_bf16(transposed_pairs()), rows_}; }
+
+  private:
+    static const bf16* as_bf16(const float* pairs) { return reinterpret_cast<const bf16*>(pairs); }
+    static void store_bits(float* p, BitVec x) { std::memcpy(p, &x, sizeof x); }
+    float* take_pairs() { return arena_.take(rows_ * columns_ / 2); }
+
+    // (rows, columns / 2): columns j and j + W.
+    const float* pairs_of_columns() {
+        if (pairs_ != nullptr) return pairs_;
+        float* to = pairs_ = take_pairs();
+        for (Index j = 0; j < rows_ * columns_; j += 2 * W, to += W) store_bits(to, interleave(load(x_ + j), load(x_ + j + W)));
+        return pairs_;
+    }
+
+    // (columns / 2, rows)
+    const float* transposed_pairs() {
+        if (transposed_ != nullptr) return transposed_;
+        const float* from = pairs_of_columns();
+        transposed_ = take_pairs();
+        transpose(from, columns_ / 2, rows_, columns_ / 2, transposed_, rows_);
+        return transposed_;
+    }
+
+    // (a, b) and (c, d), each a vector of pairs, to (a, c) and (b, d).
+    static void regroup(const float* first, const float* second, float* lower, float* upper) {
+        const BitVec x = read<BitVec>(first), y = read<BitVec>(second);
+        store_bits(lower, (x & 0xffffu) | (y << 16));
+        store_bits(upper, (x >> 16) | (y & 0xffff0000u));
+    }
+
+    Arena& arena_;
+    const float* x_;
+    Index rows_, columns_;
+    float *pairs_ = nullptr, *transposed_ = nullptr;
+};
+
+}  // namespace lin_attn
