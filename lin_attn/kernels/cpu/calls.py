@@ -6,9 +6,12 @@ float32 or bfloat16 on the CPU, sums and denominators float32.
 Letters: B batch, H heads of q, K heads of k and v, N length, D head dim, M value head dim.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
+from lin_attn.kernels.cpu import results
 from lin_attn.kernels.cpu.library import Problem, TensorView, call, load
 
 FEATURE_MAPS = ("identity", "relu", "squared_relu", "elu1")  # in the order of csrc/problem.h's Phi
@@ -94,8 +97,15 @@ def empty_rows(x: Tensor, dim: int) -> Tensor:
     """
     batch, heads, length = x.shape[:3]
     if heads > 1 and x.stride(1) < x.stride(2):
-        return x.new_empty(batch, length, heads, dim).transpose(1, 2)
-    return x.new_empty(batch, heads, length, dim)
+        return _empty(x, batch, length, heads, dim).transpose(1, 2)
+    return _empty(x, batch, heads, length, dim)
+
+
+def _empty(x: Tensor, *shape: int) -> Tensor:
+    """x.new_empty, or, if that is large and real, of kept memory."""
+    if math.prod(shape) * x.element_size() < results.LARGE or type(x) is not Tensor or x.device.type != "cpu":
+        return x.new_empty(*shape)
+    return results.empty(shape, x.dtype)
 
 
 def _problem(

@@ -67,6 +67,9 @@ class Arena {
 // once they would fill the buffers that wait for lines, and every load behind them would wait too.
 class Ahead {
   public:
+    // most: the lines that a product asks for.
+    explicit Ahead(Index most) : most_(most), lines_(round_up(most, 4)) { close(); }
+
     void clear() { count_ = next_ = 0; }
 
     // Rows of so many bytes, `stride` bytes apart.
@@ -75,17 +78,23 @@ class Ahead {
             bytes *= rows;
             rows = 1;
         }
-        const Index end = count_ + rows * ((bytes + 63) / 64);
-        if (static_cast<Index>(lines_.size()) < end + MOST) lines_.resize(end + MOST);
-        const char* row = static_cast<const char*>(p);
+        const Index lines = (bytes + 63) / 64, end = count_ + rows * lines;
+        if (static_cast<Index>(lines_.size()) < end + most_ + 4) lines_.resize(end + most_ + 4);
+        const auto first = reinterpret_cast<intptr_t>(p);
         const char** to = lines_.data() + count_;
-        for (; rows > 0; --rows, row += stride)
-            for (Index i = 0; i < bytes; i += 64) *to++ = row + i;
+        for (Index row = 0; row < rows; ++row, to += lines)
+            for (Index i = 0; i < lines; i += 4) {  // what is too much is written over, or lies in the room behind
+                const Four four = first + row * stride + 64 * i + Four{0, 64, 128, 192};
+                std::memcpy(to + i, &four, sizeof four);
+            }
         count_ = end;
     }
 
-    // After the last `add`.
-    void close() { std::fill_n(lines_.data() + count_, MOST, reinterpret_cast<const char*>(this)); }
+    // After the last `add`: fills the room behind with a line that is always at hand.
+    void close() {
+        const Four four = reinterpret_cast<intptr_t>(this) + Four{};
+        for (Index i = 0; i < most_; i += 4) std::memcpy(lines_.data() + count_ + i, &four, sizeof four);
+    }
 
     Index left() const { return count_ - next_; }
 
@@ -98,9 +107,9 @@ class Ahead {
     void asked(Index n) { next_ += std::min(n, left()); }
 
   private:
-    static constexpr Index MOST = MAX_DIM + 64;  // lines that a product asks for: one to two steps along k
-    std::vector<const char*> lines_ = std::vector<const char*>(MOST, reinterpret_cast<const char*>(this));
-    Index count_ = 0, next_ = 0;
+    typedef intptr_t Four __attribute__((vector_size(4 * sizeof(intptr_t))));
+    Index most_, count_ = 0, next_ = 0;
+    std::vector<const char*> lines_;
 };
 
 // Asks for pages of 2 MiB under memory that is about to be written for the first time: taking it in pages of 4 KiB, one fault

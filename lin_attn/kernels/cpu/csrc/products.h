@@ -79,14 +79,15 @@ inline Pairs load_right(const bf16* p) { return load_pairs(p); }
 template <class P, int rows, int vectors>
 inline void tile(
     Index k_begin, Index k_end, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
-    constexpr int step = K_STEP<P>, unroll = 2 / step;  // two rows of B, in one or two steps, to a line asked for
+    constexpr int step = K_STEP<P>, unroll = 2 / step;  // two rows of B, in one or two steps, at a time
+    constexpr bool LARGE = rows * vectors >= 16;        // two rows take long enough to ask for a line
     Vec acc[rows][vectors] = {};
     const P* left = a.p + k_begin * a.col;
     const P* right = b.p + k_begin * b.ld;
     const char* const* line = ahead.lines();
     Index k = k_begin;
     do {  // at least once: no operand is empty
-        __builtin_prefetch(*line++, 0, 2);
+        if (LARGE || k % 4 == 0) __builtin_prefetch(*line++, 0, 2);
         for (int i = 0; i < unroll; ++i) {
             decltype(load_right(right)) row[vectors];
             for (int j = 0; j < vectors; ++j) row[j] = load_right(right + j * W * step);
@@ -97,7 +98,7 @@ inline void tile(
         }
         k += 2;
     } while (k < k_end);
-    ahead.asked((k - k_begin) / 2);
+    ahead.asked(line - ahead.lines());
     for (int i = 0; i < rows; ++i)
         for (int j = 0; j < vectors; ++j) {
             float* to = c + i * ldc + j * W;

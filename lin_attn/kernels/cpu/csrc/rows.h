@@ -123,22 +123,14 @@ __attribute__((noinline)) void with(Phi phi, Body body) {
     else body(phi);
 }
 
-// x with zeros in all lanes but the first `columns`: φ(0) need not be 0.
-inline Vec only_columns(Vec x, Index columns) {
-    if (columns == W) return x;
-    float lanes[W];
-    store(lanes, x);
-    std::fill(lanes + columns, lanes + W, 0.0f);
-    return load(lanes);
-}
-
 // φ and R of a row of `dim` entries, both zero from there to whole vectors.
 template <class Map>
 INLINE void features(Map phi, Rope rope, const float* x, Index dim, Angles angles, float* numerator, float* denominator) {
     const auto vector = [&](Index j, Index columns) {
         Vec y = load(x + j);
         if (rope == Rope::before) y = rotate(y, angles, j);
-        y = only_columns(apply(phi, y), columns);
+        y = apply(phi, y);
+        if (columns < W) y = first_lanes(y, columns);  // φ(0) need not be 0
         store(denominator + j, y);
         store(numerator + j, rope == Rope::after ? rotate(y, angles, j) : y);
     };

@@ -53,7 +53,8 @@ class Scan {
           D_(round_up(problem.dim, W)),
           M_(round_up(problem.value_dim, W)),
           phi_(static_cast<Phi>(problem.feature_map)),
-          rope_(static_cast<Rope>(problem.rope)) {}
+          rope_(static_cast<Rope>(problem.rope)),
+          ahead_(std::max(D_, M_) / 2 + CHUNK) {}
 
     // sums += those of the keys from `begin` to `end`.
     void add_keys(Index begin, Index end, Sums sums) {
@@ -115,24 +116,26 @@ class Scan {
             share_lines(3);
             const Right<P> right_st = Matrix<P>(arena_, st.get(), M_, D_).right();
             float* seen = p_.causal ? arena_.take(rows_ * D_) : sums.z;  // z as each row sees it
-            const Keys keys = p_.causal ? read_keys(sums.z, [&](Index i, auto) { std::copy_n(sums.z, D_, seen + i * D_); }) : Keys{};
+            const Keys keys = p_.causal ? read_keys(sums.z, [&](Index i, auto) { scale_row(sums.z, 1.0f, seen + i * D_, D_); }) : Keys{};
             Matrix<P> k = of_chunk(keys.k, D_), v = of_chunk(keys.v, M_);
             const Right<P> vt = p_.causal ? v.right_transposed() : Right<P>{};
             const Right<P> right_k = p_.causal ? k.right() : Right<P>{};
-            float* grad = arena_.take(BLOCK * D_);
+            float *grad = arena_.take(BLOCK * D_), *plain = from_queries == nullptr ? nullptr : arena_.take(rows_ * D_);
             for (Index head = first_head_; head < last_head_; ++head) {
-                const Queries q = read_queries(head, from_queries != nullptr);
+                const float* queries = read_queries(head, [&](Index i, const float* row) {
+                    if (from_queries != nullptr) std::copy_n(row, D_, plain + i * D_);
+                });
                 Matrix<P> g = of_chunk(read_output_gradient(head), M_);
                 const Left<P> left_g = g.left();
                 each_block([&](Index i, Index rows) {
                     block_product(i, rows, left_g.from(i), vt, right_st, right_k, M_, D_, grad);
-                    write_query_gradients(head, i, rows, q.numerator, seen, grad);
+                    write_query_gradients(head, i, rows, queries, seen, grad);
                 });
                 if (from_queries != nullptr) {
-                    add_queries(of_chunk(q.numerator, D_), g.right(), *from_queries);
+                    add_queries(of_chunk(queries, D_), g.right(), *from_queries);
                     if (p_.slopes != nullptr)
                         for (Index i = 0; i < length_; ++i)
-                            add_scaled(from_queries->z, slopes(head)[i], q.denominator + i * D_, D_);
+                            add_scaled(from_queries->z, slopes(head)[i], plain + i * D_, D_);
                 }
             }
             if (p_.causal) product(true, M_, D_, rows_, v.left_transposed(), right_k, st.get(), D_);
@@ -162,16 +165,15 @@ class Scan {
             if (p_.causal) {
                 const Right<P> kt = k.right_transposed(), vt = v.right_transposed();
                 for (Index head = first_head_; head < last_head_; ++head) {
-                    const Queries queries = read_queries(head, true);
-                    Matrix<P> q = of_chunk(queries.numerator, D_), g = of_chunk(read_output_gradient(head), M_);
+                    const float* queries = read_queries(head, [&](Index i, const float* plain) {
+                        if (p_.slopes != nullptr) add_scaled(grad_den + i * D_, slopes(head)[i], plain, D_);
+                    });
+                    Matrix<P> q = of_chunk(queries, D_), g = of_chunk(read_output_gradient(head), M_);
                     Matrix<P> a = of_chunk(causal_product(q.left(), kt, D_), rows_);
                     Matrix<P> b = of_chunk(causal_product(g.left(), vt, M_), rows_);
                     const Right<P> right_g = g.right();
                     product(true, rows_, D_, rows_, b.left_transposed(), q.right(), grad_k, D_, Triangle::of_left_up);
                     product(true, rows_, M_, rows_, a.left_transposed(), right_g, grad_v, M_, Triangle::of_left_up);
-                    if (p_.slopes != nullptr)
-                        for (Index i = 0; i < length_; ++i)
-                            add_scaled(grad_den + i * D_, slopes(head)[i], queries.denominator + i * D_, D_);
                     add_queries(q, right_g, sums);
                 }
             }
@@ -182,9 +184,6 @@ class Scan {
   private:
     struct Keys {
         float *k, *v;  // k̃ (rows, D), v (rows, M)
-    };
-    struct Queries {
-        float *numerator, *denominator;  // q̃, q̂ (rows, D)
     };
 
     void start_chunk(Index begin, Index length) {
@@ -271,15 +270,16 @@ class Scan {
         return read_keys(z, [](Index, auto) {});
     }
 
-    // q̂ is filled in where it is wanted.
-    Queries read_queries(Index head, bool with_denominators) {
-        const Queries q{arena_.take(rows_ * D_), arena_.take(with_denominators ? rows_ * D_ : D_)};
-        const Index step = with_denominators ? D_ : 0;
+    // q̃ (rows, D), with a call of then(i, row i of q̂) after each.
+    template <class Then>
+    const float* read_queries(Index head, Then then) {
+        float *queries = arena_.take(rows_ * D_), *plain = arena_.take(D_);
         each_row([&](Index i, auto phi) {
             ahead_.ask(lines_per_row_);
-            read_query(phi, head, i, q.numerator + i * D_, q.denominator + i * step, nullptr);
+            read_query(phi, head, i, queries + i * D_, plain, nullptr);
+            if (i < length_) then(i, plain);
         });
-        return q;
+        return queries;
     }
 
     // Row i of q̃ and of q̂, and, of the sums z that it sees unless they are null, its denominator.
@@ -366,7 +366,8 @@ class Scan {
     const float* causal_product(Left<P> x, Right<P> y, Index k) {
         float* scores = arena_.take(rows_ * rows_);
         product(false, rows_, rows_, k, x, y, scores, rows_, Triangle::of_result);
-        for (Index i = 0; i < rows_; ++i) std::fill(scores + i * rows_ + i + 1, scores + (i + 1) * rows_, 0.0f);
+        for (Index i = 0; i < rows_; ++i)
+            for (Index j = i / W * W; j < rows_; j += W) store(scores + i * rows_ + j, first_lanes(load(scores + i * rows_ + j), i + 1 - j));
         return scores;
     }
 

@@ -130,12 +130,28 @@ inline Vec maximum(Vec x, Vec bound) {  // NaN stays
 
 // exp(x) for x ≤ 0, to 2 ulp; below −86, where it leaves the normal numbers, exp(−86) = 4·10⁻³⁸, which is positive. For
 // x > 0 what comes out means nothing.
-// With n = round(x / ln 2) and r = x − n ln 2 in two parts (Cody and Waite), exp(x) = 2ⁿ exp(r), and exp(r) is the polynomial
-// 1 + r + … of degree 6 that is nearest to it, to 4·10⁻⁹ of its value, on |r| ≤ 0.347; it is summed by halves, for a shorter
-// chain of dependent operations.
+//
+// With n = round(x / u) and r = x − n u in two parts (Cody and Waite), exp(x) = exp(n u) exp(r).
+//     AVX-512: u = ln 2 / 16. exp(n u) is one of 16 numbers, which a register holds, times a power of two, and on |r| ≤ u / 2
+//              the Taylor polynomial of degree 3 is exp(r) to 10⁻⁸.
+//     else:    u = ln 2. exp(r) is the polynomial 1 + r + … of degree 6 that is nearest to it on |r| ≤ u / 2, to 4·10⁻⁹ of its
+//              value, summed by halves, for a shorter chain of dependent operations.
 inline Vec exp_nonpositive(Vec x) {
     x = maximum(x, splat(-86.0f));
     const float magic = 12582912.0f;  // 1.5 · 2²³: added, it leaves the rounded integer in the lowest bits
+#if defined(__AVX512F__) && LIN_ATTN_LANES == 16
+    const Vec powers = {1.0f,        1.04427378f, 1.09050773f, 1.13878863f, 1.18920712f, 1.24185781f, 1.29683955f, 1.35425555f,
+                        1.41421356f, 1.47682615f, 1.54221083f, 1.61049033f, 1.68179283f, 1.75625216f, 1.83400809f, 1.91520656f};
+    const Vec shifted = x * 23.08312f + magic;
+    const Vec n = shifted - magic, exponent = n * 0.0625f;  // of which the instruction takes the floor
+    Vec r = x - n * 0.043319702f;
+    r = r - n * 1.9966365e-06f;
+    const __m512 power = _mm512_permutexvar_ps(read<__m512i>(&shifted), read<__m512>(&powers));  // by the lowest 4 bits
+    const Vec p = r * r * (r * 0.166666667f + 0.5f) + r;
+    const Vec y = read<Vec>(&power) * p + read<Vec>(&power);
+    const __m512 scaled = _mm512_scalef_ps(read<__m512>(&y), read<__m512>(&exponent));
+    return read<Vec>(&scaled);
+#else
     const Vec shifted = x * 1.44269504f + magic;
     const Vec n = shifted - magic;
     Vec r = x - n * 0.693359375f;
@@ -146,6 +162,7 @@ inline Vec exp_nonpositive(Vec x) {
     const Vec p = (r2 * r2) * high + low;
     const BitVec scaled = read<BitVec>(&p) + (read<BitVec>(&shifted) << 23);
     return read<Vec>(&scaled);
+#endif
 }
 
 namespace detail {
@@ -158,6 +175,11 @@ inline Vec swap_pairs(Vec x, std::integer_sequence<int, i...>) {
 template <int... i>
 inline Vec twice(HalfVec x, std::integer_sequence<int, i...>) {
     return __builtin_shufflevector(x, x, (i / 2)...);
+}
+
+template <int... i>
+inline IntVec lane_numbers(std::integer_sequence<int, i...>) {
+    return IntVec{i...};
 }
 
 template <int... i>
@@ -203,6 +225,9 @@ inline void exchange_all(Vec (&rows)[W]) {
 }
 
 }  // namespace detail
+
+// x with zeros in all lanes but the first n.
+inline Vec first_lanes(Vec x, int32_t n) { return detail::lane_numbers(detail::Lanes{}) < n ? x : Vec{}; }
 
 // (x0, x1, x2, x3, …) → (x1, x0, x3, x2, …)
 inline Vec swap_pairs(Vec x) { return detail::swap_pairs(x, detail::Lanes{}); }

@@ -1,0 +1,88 @@
+"""Memory for large results, kept when they are gone.
+
+A C library gives a block of 32 MiB or more back to the system as soon as it is freed, and the system hands the next one
+out page by page, zeroed: that can take longer than the attention that fills it, above all in a virtual machine that
+reports free memory to its host. So such results lie in memory of their own, which the next result of that size is
+given. What is kept is bounded, see `limit`; `release` gives it back.
+"""
+
+import ctypes
+import functools
+import math
+import mmap
+import os
+import weakref
+from collections import deque
+
+import torch
+from torch import Tensor
+
+LARGE = 2**25  # bytes; glibc keeps what is smaller
+_PAGE = 2**21  # a huge one's bytes
+_MOST = 2**30  # bytes
+
+_kept: deque[mmap.mmap] = deque()  # the latest last
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An uninitialised dense tensor on the CPU, in kept memory if it is large and there is some."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < LARGE or limit() == 0:
+        return torch.empty(shape, dtype=dtype)
+    memory = _take(-(-size // _PAGE) * _PAGE)
+    buffer = (ctypes.c_char * len(memory)).from_buffer(memory)
+    weakref.finalize(buffer, _give_back, memory).atexit = False  # when the last tensor on it is gone
+    return torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape)).view(shape)
+
+
+def limit() -> int:
+    """Bytes that are kept at most: LIN_ATTN_KEPT_MIB, else 1 GiB or a 32nd of the machine's memory, what is less.
+
+    Raises:
+        ValueError: if LIN_ATTN_KEPT_MIB is not a whole number of 0 or more.
+    """
+    chosen = os.environ.get("LIN_ATTN_KEPT_MIB")
+    if chosen is None:
+        return min(_MOST, _machine_memory() // 32)
+    if not chosen.isdecimal():
+        raise ValueError(f"LIN_ATTN_KEPT_MIB is {chosen!r}; wanted a whole number of MiB, 0 to keep nothing")
+    return int(chosen) * 2**20
+
+
+@functools.cache
+def _machine_memory() -> int:
+    """Bytes, or 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def release() -> None:
+    """Gives all that is kept back to the system."""
+    _kept.clear()
+
+
+def _take(size: int) -> mmap.mmap:
+    """Kept memory of that size, else new; huge pages, where the system has them, are mapped 512 times less often."""
+    for _ in range(len(_kept)):  # each step is atomic: a finaliser may run at any time, in any thread
+        try:
+            memory = _kept.pop()
+        except IndexError:
+            break
+        if len(memory) == size:
+            return memory
+        _kept.appendleft(memory)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _give_back(memory: mmap.mmap) -> None:
+    _kept.append(memory)
+    while sum(map(len, list(_kept))) > limit():
+        try:
+            _kept.popleft()
+        except IndexError:
+            break
