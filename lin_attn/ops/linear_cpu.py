@@ -56,8 +56,8 @@ def fused(
     """Arguments and results as in `linear_chunked.chunked`; `reason_against` says which it takes."""
     cos, sin = rotation if rotation is not None else (None, None)
     arguments = (q, k, v, key_mask, *sums, cos, sin, phi.name, rope, normalize, causal, least(sums[0], eps))
-    if causal and q.shape[2] == 1 and _is_bare(q, k, v, *sums):
-        out, _, kv, k_sum = cpu.forward(*arguments)  # the dispatcher would take longer than the step
+    if _is_bare(q, k, v, *sums):
+        out, _, kv, k_sum = cpu.forward(*arguments)  # the dispatcher takes longer than a step, or 256 tokens of a head
     else:
         out, _, kv, k_sum = _forward(*arguments)
     return out, kv, k_sum

@@ -1,6 +1,7 @@
 """Memory of large results is given to the next one, and never to two at a time."""
 
 import gc
+import os
 
 import pytest
 import torch
@@ -54,10 +55,16 @@ def test_another_size_gets_memory_of_its_own():
     assert results.empty((LARGE[0] // 2, 4), torch.bfloat16).data_ptr() == address  # as many bytes
 
 
-def test_no_more_is_kept_than_the_limit_allows():
+def test_no_more_is_kept_than_the_limit_allows(monkeypatch):
+    monkeypatch.setenv("LIN_ATTN_KEPT_MIB", "16")
     tensors = [results.empty(LARGE, torch.float32) for _ in range(6)]
     tensors.clear()
-    assert kept_bytes() == 128 * 2**20
+    assert kept_bytes() == 16 * 2**20
+
+
+def test_unless_said_otherwise_it_is_an_eighth_of_the_memory(monkeypatch):
+    monkeypatch.delenv("LIN_ATTN_KEPT_MIB")
+    assert 0 < results.limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
 def test_nothing_is_kept_on_request(monkeypatch):

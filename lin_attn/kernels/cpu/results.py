@@ -1,9 +1,9 @@
 """Memory for large results, kept when they are gone.
 
-A C library gives a block of 32 MiB or more back to the system as soon as it is freed, and the system hands the next one
-out page by page, zeroed: that can take longer than the attention that fills it, above all in a virtual machine that
-reports free memory to its host. So such results lie in memory of their own, which the next result of that size is
-given. What is kept is bounded, see `limit`; `release` gives it back.
+A C library gives a large block back to the system as soon as it is freed, one of 32 MiB or more always, and the system
+hands the next one out page by page, zeroed: that can take longer than the attention that fills it, above all in a
+virtual machine that reports free memory to its host. So large results lie in memory of their own, which the next result
+of that size is given. What is kept is bounded, see `limit`; `release` gives it back.
 """
 
 import ctypes
@@ -13,13 +13,13 @@ import mmap
 import os
 import weakref
 from collections import deque
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-LARGE = 2**25  # bytes; glibc keeps what is smaller
+LARGE = 2**22  # bytes
 _PAGE = 2**21  # a huge one's bytes
-_MOST = 2**30  # bytes
 
 _kept: deque[mmap.mmap] = deque()  # the latest last
 
@@ -36,26 +36,32 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def limit() -> int:
-    """Bytes that are kept at most: LIN_ATTN_KEPT_MIB, else 1 GiB or a 32nd of the machine's memory, what is less.
+    """Bytes that are kept at most: LIN_ATTN_KEPT_MIB, else an eighth of the memory that this process may use.
 
     Raises:
         ValueError: if LIN_ATTN_KEPT_MIB is not a whole number of 0 or more.
     """
     chosen = os.environ.get("LIN_ATTN_KEPT_MIB")
     if chosen is None:
-        return min(_MOST, _machine_memory() // 32)
+        return _memory() // 8
     if not chosen.isdecimal():
         raise ValueError(f"LIN_ATTN_KEPT_MIB is {chosen!r}; wanted a whole number of MiB, 0 to keep nothing")
     return int(chosen) * 2**20
 
 
 @functools.cache
-def _machine_memory() -> int:
-    """Bytes, or 0 where the system does not say."""
+def _memory() -> int:
+    """Bytes of the machine, or of the container if that has fewer; 0 where the system does not say."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 0
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, int(Path(path).read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return total
 
 
 def release() -> None:
