@@ -10,8 +10,10 @@ from torch import Tensor
 Tables = tuple[Tensor, Tensor]
 
 CAPACITY = 128 * 2**20  # bytes
+MOST = 256  # tables: each step of decoding has its own
 
 _kept: OrderedDict[Hashable, Tables] = OrderedDict()  # the one used last stands last
+_kept_bytes = 0
 _lock = Lock()
 
 
@@ -20,17 +22,31 @@ def kept_tables(key: Hashable, make: Callable[[], Tables]) -> Tables:
 
     Under a compiler, or a mode that sees every operation, it is made anew: what is made there is not for others.
     """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+    global _kept_bytes
+    if not keeps():
         return make()
     with _lock:
-        if key in _kept:
+        tables = _kept.get(key)
+        if tables is not None:
             _kept.move_to_end(key)
-            return _kept[key]
+            return tables
     with torch.inference_mode(False):  # so that it can be saved for a backward later
         tables = make()
-    if sum(table.nbytes for table in tables) <= CAPACITY:
+    size = _bytes(tables)
+    if size <= CAPACITY:
         with _lock:
-            _kept[key] = tables
-            while sum(table.nbytes for pair in _kept.values() for table in pair) > CAPACITY:
-                _kept.popitem(last=False)
+            if key not in _kept:  # another thread may have been quicker
+                _kept[key] = tables
+                _kept_bytes += size
+            while _kept_bytes > CAPACITY or len(_kept) > MOST:
+                _kept_bytes -= _bytes(_kept.popitem(last=False)[1])
     return tables
+
+
+def keeps() -> bool:
+    """Whether tables are kept here, and not made anew."""
+    return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack())
+
+
+def _bytes(tables: Tables) -> int:
+    return tables[0].nbytes + tables[1].nbytes

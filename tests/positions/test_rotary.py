@@ -132,6 +132,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def _nothing_kept(monkeypatch):
     monkeypatch.setattr(tables, "_kept", type(tables._kept)())
+    monkeypatch.setattr(tables, "_kept_bytes", 0)
 
 
 def kept(length=5, offset=3, base=10000.0, dtype=torch.float32):
@@ -173,6 +174,19 @@ def test_kept_tables_are_bounded_in_bytes_and_those_not_used_for_longest_go(monk
     assert sum(table.nbytes for pair in tables._kept.values() for table in pair) <= 3 * one
     kept(length=16)  # more than there is room for: made, not kept
     assert kept(offset=0)[0] is first
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_steps_of_decoding_take_rows_of_one_table():
+    cos, sin = kept(length=600, offset=0)
+    for position in (0, 1, 255, 256, 300, 599):
+        step_cos, step_sin = kept(length=1, offset=position)
+        assert torch.equal(step_cos, cos[position : position + 1])
+        assert torch.equal(step_sin, sin[position : position + 1])
+    for position in range(600):
+        kept(length=1, offset=position)
+    assert len(tables._kept) <= tables.MOST
+    assert tables._kept_bytes == sum(table.nbytes for pair in tables._kept.values() for table in pair)
 
 
 @pytest.mark.usefixtures("_nothing_kept")
