@@ -72,7 +72,10 @@ def _is_bare(*tensors: Tensor) -> bool:
     ):
         return False
     grad = torch.is_grad_enabled()
-    return all(type(x) is Tensor and not (grad and x.requires_grad) and not x.is_neg() for x in tensors)
+    for x in tensors:  # noqa: SIM110, a generator takes as long as all that it asks
+        if type(x) is not Tensor or (grad and x.requires_grad) or x.is_neg():
+            return False
+    return True
 
 
 _forward = torch.library.custom_op("lin_attn::linear_cpu", cpu.forward, mutates_args=(), device_types="cpu")

@@ -133,6 +133,7 @@ CPU = torch.device("cpu")
 def _nothing_kept(monkeypatch):
     monkeypatch.setattr(tables, "_kept", type(tables._kept)())
     monkeypatch.setattr(tables, "_kept_bytes", 0)
+    monkeypatch.setattr(tables, "_latest", None)
 
 
 def kept(length=5, offset=3, base=10000.0, dtype=torch.float32):

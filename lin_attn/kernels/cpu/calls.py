@@ -6,8 +6,6 @@ float32 or bfloat16 on the CPU, sums and denominators float32.
 Letters: B batch, H heads of q, K heads of k and v, N length, D head dim, M value head dim.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -96,16 +94,13 @@ def empty_rows(x: Tensor, dim: int) -> Tensor:
     What comes out of a projection and goes into one lies like that; no copy is needed then.
     """
     batch, heads, length = x.shape[:3]
-    if heads > 1 and x.stride(1) < x.stride(2):
-        return _empty(x, batch, length, heads, dim).transpose(1, 2)
-    return _empty(x, batch, heads, length, dim)
-
-
-def _empty(x: Tensor, *shape: int) -> Tensor:
-    """x.new_empty, or, if that is large and real, of kept memory."""
-    if math.prod(shape) * x.element_size() < results.LARGE or type(x) is not Tensor or x.device.type != "cpu":
-        return x.new_empty(*shape)
-    return results.empty(shape, x.dtype)
+    inside = heads > 1 and x.stride(1) < x.stride(2)
+    shape = (batch, length, heads, dim) if inside else (batch, heads, length, dim)
+    if batch * heads * length * dim * x.element_size() < results.LARGE or type(x) is not Tensor or not x.is_cpu:
+        out = x.new_empty(*shape)
+    else:
+        out = results.empty(shape, x.dtype)
+    return out.transpose(1, 2) if inside else out
 
 
 def _problem(
