@@ -137,7 +137,9 @@ class Passes {
     static constexpr double EXTRA_PASS = 0.4;
 
     // A result, dense in memory, with so many elements a sequence of the batch.
-    void expect(const Tensor& x, Index elements) const { expect_writes(x.data, p_.batch * elements * (p_.bf16_tensors ? sizeof(bf16) : sizeof(float))); }
+    void expect(const Tensor& x, Index elements) const {
+        expect_writes(x.data, p_.batch * elements * (p_.bf16_tensors ? sizeof(bf16) : sizeof(float)));
+    }
 
     // So many segments a pair that the slowest thread is done soonest, `extra` being what it costs to have more than one.
     Segments cut(Index length, double extra) const {

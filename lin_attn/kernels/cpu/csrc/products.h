@@ -113,7 +113,8 @@ inline void tile_of(int n_vectors, Index k0, Index k1, Left<P> a, Right<P> b, fl
 }
 
 template <class P, int rows = TILE_ROWS>
-inline void tile_of(int n_rows, int n_vectors, Index k0, Index k1, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
+inline void tile_of(
+    int n_rows, int n_vectors, Index k0, Index k1, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
     if (n_rows == rows) return tile_of<P, rows>(n_vectors, k0, k1, a, b, c, ldc, add, ahead);
     if constexpr (rows > 2) tile_of<P, rows - 2>(n_rows, n_vectors, k0, k1, a, b, c, ldc, add, ahead);
 }
@@ -149,7 +150,8 @@ inline void multiply_in_tiles(
         const Index end = triangle == Triangle::of_left ? std::min(k, i + 32) : k;
         for (Index j = 0; j < columns; j += 32) {
             const bool across = j + 16 < columns;
-            const auto *left = reinterpret_cast<const char*>(a.p + i * a.row), *right = reinterpret_cast<const char*>(b.p + 2 * j);
+            const auto* left = reinterpret_cast<const char*>(a.p + i * a.row);
+            const auto* right = reinterpret_cast<const char*>(b.p + 2 * j);
             blocks[2 * down + across](begin, end, left, 2 * a.row, right, 4 * b.ld, c + i * ldc + j, ldc, add);
         }
     }

@@ -80,7 +80,8 @@ class Scan {
             share_lines(1);
             const Right<P> s = Matrix<P>(arena_, sums.s, D_, M_).right();
             float *queries = arena_.take(groups_ * rows_ * D_), *plain = arena_.take(D_);
-            const auto read_queries_of_row = [&](Index i, auto phi) {  // while the sums that they see, and their q̂, are at hand
+            // While the sums that they see, and their q̂, are at hand.
+            const auto read_queries_of_row = [&](Index i, auto phi) {
                 for (Index head = first_head_; head < last_head_; ++head)
                     read_query(phi, head, i, queries + (head - first_head_) * rows_ * D_ + i * D_, plain, sums.z);
             };
@@ -116,7 +117,8 @@ class Scan {
             share_lines(3);
             const Right<P> right_st = Matrix<P>(arena_, st.get(), M_, D_).right();
             float* seen = p_.causal ? arena_.take(rows_ * D_) : sums.z;  // z as each row sees it
-            const Keys keys = p_.causal ? read_keys(sums.z, [&](Index i, auto) { scale_row(sums.z, 1.0f, seen + i * D_, D_); }) : Keys{};
+            const auto see = [&](Index i, auto) { scale_row(sums.z, 1.0f, seen + i * D_, D_); };
+            const Keys keys = p_.causal ? read_keys(sums.z, see) : Keys{};
             Matrix<P> k = of_chunk(keys.k, D_), v = of_chunk(keys.v, M_);
             const Right<P> vt = p_.causal ? v.right_transposed() : Right<P>{};
             const Right<P> right_k = p_.causal ? k.right() : Right<P>{};
@@ -200,7 +202,10 @@ class Scan {
     template <class Body>
     void each_row(Body body) {
         with(phi_, [&](auto phi) {
-            for (Index i = 0; i < rows_; ++i) body(i, phi);
+            for (Index i = 0; i < rows_; ++i) {
+                ahead_.ask(lines_per_row_);
+                body(i, phi);
+            }
         });
     }
 
@@ -251,7 +256,6 @@ class Scan {
         const Rows v = rows_of(p_, p_.v, batch_, kv_head_, p_.value_dim);
         float *plain = arena_.take(D_), *buffer = arena_.take(std::max(D_, M_));
         each_row([&](Index i, auto phi) {
-            ahead_.ask(lines_per_row_);
             float *num = keys.k + i * D_, *values = keys.v + i * M_;
             if (visible(i)) {
                 features(phi, rope_, read_row(k, begin_ + i, buffer), p_.dim, angles(i), num, plain);
@@ -275,7 +279,6 @@ class Scan {
     const float* read_queries(Index head, Then then) {
         float *queries = arena_.take(rows_ * D_), *plain = arena_.take(D_);
         each_row([&](Index i, auto phi) {
-            ahead_.ask(lines_per_row_);
             read_query(phi, head, i, queries + i * D_, plain, nullptr);
             if (i < length_) then(i, plain);
         });
@@ -367,7 +370,10 @@ class Scan {
         float* scores = arena_.take(rows_ * rows_);
         product(false, rows_, rows_, k, x, y, scores, rows_, Triangle::of_result);
         for (Index i = 0; i < rows_; ++i)
-            for (Index j = i / W * W; j < rows_; j += W) store(scores + i * rows_ + j, first_lanes(load(scores + i * rows_ + j), i + 1 - j));
+            for (Index j = i / W * W; j < rows_; j += W) {
+                float* p = scores + i * rows_ + j;
+                store(p, first_lanes(load(p), i + 1 - j));
+            }
         return scores;
     }
 
@@ -390,7 +396,9 @@ class Scan {
         multiply(triangle, add, m, n, k, a, b, c, ldc, ahead_);
     }
 
-    float inverse_denominator(Index head, Index i) const { return p_.denominators == nullptr ? 1.0f : 1 / denominators(head)[i]; }
+    float inverse_denominator(Index head, Index i) const {
+        return p_.denominators == nullptr ? 1.0f : 1 / denominators(head)[i];
+    }
 
     bool visible(Index i) const {
         return i < length_ && (p_.key_mask == nullptr ||
