@@ -64,9 +64,10 @@ def fused(
 
 
 def _is_bare(*tensors: Tensor) -> bool:
-    """Whether the dispatcher has nothing to do: for autograd, a compiler, a mode, a subclass or a lazy minus sign."""
+    """Whether the dispatcher has nothing to do: for autograd, a compiler, a trace, a mode, a subclass, a lazy minus."""
     if (
         torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack()
     ):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 Tables = tuple[Tensor, Tensor]
 
-CAPACITY = 128 * 2**20  # bytes
+CAPACITY = 128 * 2**20  # bytes; of a row for a step, the row's
 MOST = 256  # tables: each step of decoding has its own
 
 _kept: OrderedDict[Hashable, Tables] = OrderedDict()  # the one used last stands last
@@ -45,7 +45,10 @@ def kept_tables(key: Hashable, make: Callable[[], Tables]) -> Tables:
                 _kept[key] = tables
                 _kept_bytes += size
             while _kept_bytes > CAPACITY or len(_kept) > MOST:
-                _kept_bytes -= _bytes(_kept.popitem(last=False)[1])
+                gone, its_tables = _kept.popitem(last=False)
+                _kept_bytes -= _bytes(its_tables)
+                if _latest is not None and _latest[0] == gone:
+                    _latest = None
     return tables
 
 

@@ -133,6 +133,24 @@ def test_an_exported_op_serves_any_length(name):
         assert relative(program.module()(*inputs), OPS[name](*inputs)) <= FLOAT32
 
 
+def test_an_exported_op_serves_lengths_whose_results_are_large():
+    op = partial(linear_attention, backend="cpu")
+    length = torch.export.Dim("length", min=2, max=2**20)
+    inputs = tuple(torch.randn(1, 4, 70, 64) for _ in range(3))
+    program = torch.export.export(Wrapped(op), inputs, dynamic_shapes=({2: length},) * 3)
+    inputs = tuple(torch.randn(1, 4, 4200, 64) for _ in range(3))
+    assert relative(program.module()(*inputs), op(*inputs)) <= FLOAT32
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [1, 70])
+def test_a_jit_trace_keeps_the_computation(length):
+    op = OPS["linear cpu"]
+    traced = torch.jit.trace(Wrapped(op), qkv(length=length, dtype=torch.float32), check_trace=False)
+    inputs = qkv(length=length, dtype=torch.float32)
+    assert relative(traced(*inputs), op(*inputs)) <= FLOAT32
+
+
 @pytest.mark.parametrize("module", [LinearAttention, SoftmaxAttention])
 def test_an_exported_and_a_traced_module_give_the_same(module):
     torch.manual_seed(0)

@@ -95,12 +95,13 @@ def empty_rows(x: Tensor, dim: int) -> Tensor:
     """
     batch, heads, length = x.shape[:3]
     inside = heads > 1 and x.stride(1) < x.stride(2)
-    shape = (batch, length, heads, dim) if inside else (batch, heads, length, dim)
-    if batch * heads * length * dim * x.element_size() < results.LARGE or type(x) is not Tensor or not x.is_cpu:
-        out = x.new_empty(*shape)
-    else:
-        out = results.empty(shape, x.dtype)
-    return out.transpose(1, 2) if inside else out
+    # A fake tensor's size is not to be asked: the answer would hold for one size only.
+    if type(x) is Tensor and x.is_cpu and batch * heads * length * dim * x.element_size() >= results.LARGE:
+        step, head = (heads * dim, dim) if inside else (dim, length * dim)
+        return results.empty((batch, heads, length, dim), (heads * length * dim, head, step, 1), x.dtype)
+    if inside:
+        return x.new_empty(batch, length, heads, dim).transpose(1, 2)
+    return x.new_empty(batch, heads, length, dim)
 
 
 def _problem(
@@ -144,7 +145,7 @@ def _problem(
 
 
 def has_bf16_products() -> bool:
-    """Whether the kernel multiplies bfloat16 inputs as such."""
+    """Whether the kernel multiplies bfloat16 inputs as such, where D and M are multiples of two vectors."""
     library = load()
     return not isinstance(library, str) and bool(library.lin_attn_built(2))
 

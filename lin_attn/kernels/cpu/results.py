@@ -3,7 +3,8 @@
 A C library gives a large block back to the system as soon as it is freed, one of 32 MiB or more always, and the system
 hands the next one out page by page, zeroed: that can take longer than the attention that fills it, above all in a
 virtual machine that reports free memory to its host. So large results lie in memory of their own, which the next result
-of that size is given. What is kept is bounded, see `limit`; `release` gives it back.
+of that size is given. What is kept is bounded, see `limit`; `release` gives it back. The storage of such a result
+cannot be resized.
 """
 
 import ctypes
@@ -21,18 +22,24 @@ from torch import Tensor
 LARGE = 2**22  # bytes
 _PAGE = 2**21  # a huge one's bytes
 
-_kept: deque[mmap.mmap] = deque()  # the latest last
+_kept: deque[mmap.mmap] = deque()  # the latest last; each operation on it is atomic, as finalisers run in any thread
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialised dense tensor on the CPU, in kept memory if it is large and there is some."""
-    size = math.prod(shape) * dtype.itemsize
-    if size < LARGE or limit() == 0:
-        return torch.empty(shape, dtype=dtype)
-    memory = _take(-(-size // _PAGE) * _PAGE)
-    buffer = (ctypes.c_char * len(memory)).from_buffer(memory)
+def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor on the CPU without gaps, in kept memory if it is large and there is some."""
+    count = math.prod(shape)
+    size = -(-count * dtype.itemsize // _PAGE) * _PAGE
+    if count * dtype.itemsize < LARGE or size > limit():
+        return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+    try:
+        memory = _take(size)
+    except OSError:  # what is kept is not there for others to go without
+        release()
+        return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+    buffer = (ctypes.c_char * size).from_buffer(memory)
     weakref.finalize(buffer, _give_back, memory).atexit = False  # when the last tensor on it is gone
-    return torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape)).view(shape)
+    storage = torch.frombuffer(buffer, dtype=dtype, count=count).untyped_storage()
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)  # a tensor, not a view of one
 
 
 def limit() -> int:
@@ -47,6 +54,11 @@ def limit() -> int:
     if not chosen.isdecimal():
         raise ValueError(f"LIN_ATTN_KEPT_MIB is {chosen!r}; wanted a whole number of MiB, 0 to keep nothing")
     return int(chosen) * 2**20
+
+
+def release() -> None:
+    """Gives all that is kept back to the system."""
+    _kept.clear()
 
 
 @functools.cache
@@ -64,25 +76,21 @@ def _memory() -> int:
     return total
 
 
-def release() -> None:
-    """Gives all that is kept back to the system."""
-    _kept.clear()
-
-
 def _take(size: int) -> mmap.mmap:
-    """Kept memory of that size, else new; huge pages, where the system has them, are mapped 512 times less often."""
-    for _ in range(len(_kept)):  # each step is atomic: a finaliser may run at any time, in any thread
-        try:
+    """Kept memory of that size, else new."""
+    passed = 0
+    try:
+        for _ in range(len(_kept)):
             memory = _kept.pop()
-        except IndexError:
-            break
-        if len(memory) == size:
-            return memory
-        _kept.appendleft(memory)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+            if len(memory) == size:
+                return memory
+            _kept.appendleft(memory)
+            passed += 1
+    except IndexError:  # another thread took the last one
+        pass
+    finally:
+        _kept.rotate(-passed)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _give_back(memory: mmap.mmap) -> None:
@@ -92,3 +100,7 @@ def _give_back(memory: mmap.mmap) -> None:
             _kept.popleft()
         except IndexError:
             break
+
+
+if hasattr(os, "register_at_fork"):  # a child would copy each page that its parent writes to next
+    os.register_at_fork(after_in_child=release)

@@ -210,7 +210,8 @@ class Passes {
     const Index pairs_;
 };
 
-// Calls what(Passes) with the element types that the problem names; 1 if memory ran out.
+// Calls what(Passes) with the products' element type: bfloat16 if that is asked for, and D and M and the system allow it.
+// 1 if memory ran out.
 template <class What>
 int run(const Problem& p, What what) {
     try {

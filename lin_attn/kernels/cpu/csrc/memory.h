@@ -1,4 +1,4 @@
-// Scratch memory of one thread, and the threads.
+// Scratch memory of one thread, lines that are asked for ahead, pages of results, and the threads.
 
 #pragma once
 
@@ -6,15 +6,16 @@
 #include <sys/mman.h>
 #endif
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <new>
 #include <thread>
 #include <vector>
 
-#include "problem.h"
 #include "vectors.h"
 
 namespace lin_attn {
@@ -80,7 +81,7 @@ class Ahead {
         }
         const Index lines = (bytes + 63) / 64, end = count_ + rows * lines;
         if (static_cast<Index>(lines_.size()) < end + most_ + 4) lines_.resize(end + most_ + 4);
-        const auto first = reinterpret_cast<intptr_t>(p);
+        const auto first = static_cast<Index>(reinterpret_cast<uintptr_t>(p));
         const char** to = lines_.data() + count_;
         for (Index row = 0; row < rows; ++row, to += lines)
             for (Index i = 0; i < lines; i += 4) {  // what is too much is written over, or lies in the room behind
@@ -92,7 +93,7 @@ class Ahead {
 
     // After the last `add`: fills the room behind with a line that is always at hand.
     void close() {
-        const Four four = reinterpret_cast<intptr_t>(this) + Four{};
+        const Four four = static_cast<Index>(reinterpret_cast<uintptr_t>(this)) + Four{};
         for (Index i = 0; i < most_; i += 4) std::memcpy(lines_.data() + count_ + i, &four, sizeof four);
     }
 
@@ -107,7 +108,7 @@ class Ahead {
     void asked(Index n) { next_ += std::min(n, left()); }
 
   private:
-    typedef intptr_t Four __attribute__((vector_size(4 * sizeof(intptr_t))));
+    typedef Index Four __attribute__((vector_size(4 * sizeof(Index))));
     Index most_, count_ = 0, next_ = 0;
     std::vector<const char*> lines_;
 };

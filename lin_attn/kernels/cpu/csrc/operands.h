@@ -11,7 +11,7 @@
 
 namespace lin_attn {
 
-// A dense float32 matrix (rows × columns), as operands whose elements are P. What is made is kept for the next request.
+// A dense float32 matrix (rows × columns), as operands whose elements are P. Pairs and transposes are kept for the next request.
 template <class P>
 class Matrix;
 

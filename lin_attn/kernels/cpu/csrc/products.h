@@ -4,7 +4,8 @@
 // has rows 2i and 2i + 1 interleaved (operands.h).
 //
 // On vectors (vdpbf16ps for bf16), a tile of 6 rows, or 4 or 2 where they end, by as many vectors as there are registers
-// for is kept in registers over all of k: 12 or 24 sums, which hide the latency of the multiply-add.
+// for is kept in registers over all of k: 12 or 24 sums, which hide the latency of the multiply-add. Causal products have
+// tiles of their own, see CausalRows.
 
 #pragma once
 
@@ -160,7 +161,7 @@ inline void multiply_in_tiles(
 
 }  // namespace detail
 
-// C (m × n, both multiples of W, row stride ldc) = A B, or += it; k is a multiple of 2, of 2 W for bf16.
+// C (m × n, row stride ldc) = A B, or += it; m is even, n a multiple of W; k is a multiple of 2, of 2 W for bf16.
 inline void multiply(
     Triangle triangle, bool add, Index m, Index n, Index k, Left<float> a, Right<float> b, float* c, Index ldc, Ahead& ahead) {
     detail::multiply_in_vectors(triangle, add, m, n, k, a, b, c, ldc, ahead);

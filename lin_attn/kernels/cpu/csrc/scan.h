@@ -35,11 +35,11 @@ struct Sums {
 // P: the element type of the products' operands; D and M are multiples of 2 W if it is bf16.
 template <class P>
 class Scan {
-    static constexpr bool VECTORS = sizeof(P) == sizeof(float);
-    static constexpr Index ROWS = VECTORS ? W : 2 * W;  // a chunk's rows are a multiple of it
+    static constexpr bool FLOAT = sizeof(P) == sizeof(float);
+    static constexpr Index ROWS = FLOAT ? W : 2 * W;  // a chunk's rows are a multiple of it
 
     // So many rows go through all their products together, for what they leave in between to stay in the first-level cache.
-    static constexpr Index BLOCK = VECTORS ? CAUSAL_ROWS : CHUNK;
+    static constexpr Index BLOCK = FLOAT ? CAUSAL_ROWS : CHUNK;
 
   public:
     Scan(const Problem& problem, Arena& arena, Index pair)
@@ -114,7 +114,7 @@ class Scan {
                 expect_queries(head, next_chunk(n, end));
                 expect(p_.grad_q, head, p_.dim, next_chunk(n, end));
             }
-            share_lines(3);
+            share_lines(p_.causal ? 3 : 2);
             const Right<P> right_st = Matrix<P>(arena_, st.get(), M_, D_).right();
             float* seen = p_.causal ? arena_.take(rows_ * D_) : sums.z;  // z as each row sees it
             const auto see = [&](Index i, auto) { scale_row(sums.z, 1.0f, seen + i * D_, D_); };
@@ -156,7 +156,7 @@ class Scan {
             expect(p_.grad_v, kv_head_, p_.value_dim, next);
             if (p_.causal)
                 for (Index head = first_head_; head < last_head_; ++head) expect_queries(head, next);
-            share_lines(3);
+            share_lines(p_.causal ? 3 : 1);
             const Keys keys = read_keys(nullptr);
             Matrix<P> k = of_chunk(keys.k, D_), v = of_chunk(keys.v, M_), s(arena_, sums.s, D_, M_);
             float *grad_k = arena_.take(rows_ * D_), *grad_v = arena_.take(rows_ * M_);
@@ -193,7 +193,7 @@ class Scan {
         length_ = length;
         rows_ = round_up(length, ROWS);
         arena_.clear();
-        scores_ = arena_.take(BLOCK * rows_);
+        if constexpr (FLOAT) scores_ = arena_.take(BLOCK * rows_);
         ahead_.ask(ahead_.left());
         ahead_.clear();
     }
@@ -241,11 +241,11 @@ class Scan {
         expect(p_.grad_out, head, p_.value_dim, range);
     }
 
-    // Products in vectors ask for the lines that were announced, a few at a time; those in tiles are too short for that, and
+    // Products in float32 ask for the lines that were announced, a few at a time; those in bfloat16 are too short for that, and
     // so many loops over rows do it.
     void share_lines(Index loops) {
         ahead_.close();
-        lines_per_row_ = VECTORS ? 0 : (ahead_.left() + loops * rows_ - 1) / (loops * rows_);
+        lines_per_row_ = FLOAT ? 0 : (ahead_.left() + loops * rows_ - 1) / (loops * rows_);
     }
 
     // The chunk's keys. If z is not null it takes them up row by row, with a call of then(i, φ) after each.
@@ -377,15 +377,16 @@ class Scan {
         return scores;
     }
 
-    // c (rows, columns) = x s, and + tril(x y) z if causal, for rows i to i + rows; s has k rows.
-    void block_product(Index i, Index rows, Left<P> x, Right<P> y, Right<P> s, Right<P> z, Index k, Index columns, float* c) {
-        if (!p_.causal) return product(false, rows, columns, k, x, s, c, columns);
-        if constexpr (VECTORS) {
-            multiply_causal({i, k, rows_, columns, x, y, s, z, scores_, c}, ahead_);
+    // c (rows, columns) = x state, and + tril(x keys) values if causal, for rows i to i + rows; the state has k rows.
+    void block_product(
+        Index i, Index rows, Left<P> x, Right<P> keys, Right<P> state, Right<P> values, Index k, Index columns, float* c) {
+        if (!p_.causal) return product(false, rows, columns, k, x, state, c, columns);
+        if constexpr (FLOAT) {
+            multiply_causal({i, k, rows_, columns, x, keys, state, values, scores_, c}, ahead_);
         } else {
-            product(false, rows, columns, k, x, s, c, columns);
-            Matrix<P> scores = of_chunk(causal_product(x, y, k), rows_);
-            product(true, rows, columns, rows_, scores.left(), z, c, columns, Triangle::of_left);
+            product(false, rows, columns, k, x, state, c, columns);
+            Matrix<P> scores = of_chunk(causal_product(x, keys, k), rows_);
+            product(true, rows, columns, rows_, scores.left(), values, c, columns, Triangle::of_left);
         }
     }
 

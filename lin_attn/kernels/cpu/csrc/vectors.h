@@ -29,8 +29,7 @@
 #endif
 
 // For what is called once a row or a vector: compilers judge it too large, and a call would reload its constants.
-#define INLINED __attribute__((always_inline))
-#define INLINE inline INLINED
+#define INLINE inline __attribute__((always_inline))
 
 namespace lin_attn {
 
