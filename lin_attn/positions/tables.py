@@ -21,7 +21,8 @@ _latest: tuple[Hashable, Tables] | None = None  # what the next layer of a model
 def kept_tables(key: Hashable, make: Callable[[], Tables]) -> Tables:
     """make(), or what it gave for an equal key before, unless that went to make room; nobody may write into it.
 
-    Under a compiler, or a mode that sees every operation, it is made anew: what is made there is not for others.
+    Under a compiler, a trace, or a mode that sees every operation, it is made anew: what is made there is not for
+    others.
     """
     global _kept_bytes, _latest
     if not keeps():
@@ -54,7 +55,7 @@ def kept_tables(key: Hashable, make: Callable[[], Tables]) -> Tables:
 
 def keeps() -> bool:
     """Whether tables are kept here, and not made anew."""
-    return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack())
+    return not (torch.compiler.is_compiling() or torch._C._get_tracing_state() or torch._C._len_torch_dispatch_stack())
 
 
 def _bytes(tables: Tables) -> int:

@@ -143,6 +143,7 @@ def test_an_exported_op_serves_lengths_whose_results_are_large():
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # sizes are constants of a trace
 @pytest.mark.parametrize("length", [1, 70])
 def test_a_jit_trace_keeps_the_computation(length):
     op = OPS["linear cpu"]
