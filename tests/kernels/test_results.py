@@ -110,7 +110,7 @@ def test_a_limit_that_is_no_number_is_refused(value, monkeypatch):
 
 def test_training_in_kept_memory_gives_the_same_again():
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 4, 16384, 64, generator=generator, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(1, 4, 16384, 64, generator=generator, requires_grad=True) for _ in range(3))
     cotangent = torch.randn(q.shape, generator=generator)
 
     def step():
@@ -122,7 +122,7 @@ def test_training_in_kept_memory_gives_the_same_again():
     for x in first:
         x.fill_(float("nan"))
     del first, x
-    assert kept_bytes() == 128 * 2**20
+    assert kept_bytes() == 64 * 2**20
     for again, copy in zip(step(), copies, strict=True):
         assert torch.equal(again, copy)
     assert_close({"out": copies[0]}, {"out": linear_attention(q, k, v, backend="chunked").double()}, 1e-4)
