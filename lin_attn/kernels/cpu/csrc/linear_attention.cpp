@@ -138,7 +138,7 @@ class Passes {
 
     // A result, dense in memory, with so many elements a sequence of the batch.
     void expect(const Tensor& x, Index elements) const {
-        expect_writes(x.data, p_.batch * elements * (p_.bf16_tensors ? sizeof(bf16) : sizeof(float)));
+        expect_writes(x.data, p_.batch * elements * element_size(p_));
     }
 
     // So many segments a pair that the slowest thread is done soonest, `extra` being what it costs to have more than one.

@@ -199,6 +199,12 @@ inline void add_products(Vec (&sums)[rows][vectors], int j, const Vec (&left)[ro
     for (int i = 0; i < rows; ++i) sums[i][j] += left[i] * right;
 }
 
+// Zeros in `scores`, right of the diagonal, as far as V is read.
+inline void hide_later_keys(const CausalRows& x) {
+    for (int i = 0; i < CAUSAL_ROWS; ++i)
+        for (Index j = x.first + i + 1; j < x.first + CAUSAL_ROWS; ++j) x.scores[i * x.keys + j] = 0;
+}
+
 // With the sums of A K if score_vectors is not 0, else from scores that are there.
 template <int score_vectors, int vectors>
 void causal_tile(const CausalRows& x, Index column, Ahead& ahead) {
@@ -221,8 +227,8 @@ void causal_tile(const CausalRows& x, Index column, Ahead& ahead) {
     for (int i = 0; score_vectors > 0 && i < rows; ++i) {
         float* row = x.scores + i * x.keys;
         for (int j = 0; j < score_vectors; ++j) store(row + j * W, scores[i][j]);
-        for (Index j = x.first + i + 1; j < x.first + rows; ++j) row[j] = 0;
     }
+    if (score_vectors > 0) hide_later_keys(x);
     const float *weight = x.scores, *value = x.value.p + column;
     for (Index k = 0; k < x.first + rows; ++k, ++weight, value += x.value.ld) {
         __builtin_prefetch(*line++, 0, 2);
@@ -253,8 +259,7 @@ inline void multiply_causal(const CausalRows& x, Ahead& ahead) {
         column = vectors * W;
     } else {
         multiply(Triangle::none, false, CAUSAL_ROWS, seen, x.k, x.a, x.key, x.scores, x.keys, ahead);
-        for (int i = 0; i < CAUSAL_ROWS; ++i)
-            for (Index j = x.first + i + 1; j < x.first + CAUSAL_ROWS; ++j) x.scores[i * x.keys + j] = 0;
+        detail::hide_later_keys(x);
     }
     for (; column < x.columns; column += TILE_VECTORS * W) detail::causal_tile_of<0>((x.columns - column) / W, x, column, ahead);
 }

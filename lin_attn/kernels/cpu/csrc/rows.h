@@ -21,16 +21,17 @@ struct Rows {
     void* p;
     Index row, col;  // strides, in elements
     Index dim;       // columns
-    bool is_bf16;
+    Index element;   // bytes
 
-    Index element() const { return is_bf16 ? sizeof(bf16) : sizeof(float); }
-    char* at(Index n) const { return static_cast<char*>(p) + n * row * element(); }
+    bool is_bf16() const { return element == sizeof(bf16); }
+    char* at(Index n) const { return static_cast<char*>(p) + n * row * element; }
 };
 
+inline Index element_size(const Problem& problem) { return problem.bf16_tensors ? sizeof(bf16) : sizeof(float); }
+
 inline Rows rows_of(const Problem& problem, const Tensor& x, Index batch, Index head, Index dim) {
-    const bool is_bf16 = problem.bf16_tensors;
-    const Index start = (batch * x.stride[0] + head * x.stride[1]) * (is_bf16 ? sizeof(bf16) : sizeof(float));
-    return {static_cast<char*>(x.data) + start, x.stride[2], x.stride[3], dim, is_bf16};
+    const Index element = element_size(problem), start = (batch * x.stride[0] + head * x.stride[1]) * element;
+    return {static_cast<char*>(x.data) + start, x.stride[2], x.stride[3], dim, element};
 }
 
 namespace detail {
@@ -56,7 +57,7 @@ INLINE void write_elements(T* p, Index col, Index dim, const float* row, float s
 
 // Row n as float32 with zeros up to whole vectors; `buffer` has room for it, and is not used where it lies so already.
 INLINE const float* read_row(const Rows& x, Index n, float* buffer) {
-    if (x.is_bf16) {
+    if (x.is_bf16()) {
         detail::read_elements(reinterpret_cast<const bf16*>(x.at(n)), x.col, x.dim, buffer);
         return buffer;
     }
@@ -68,7 +69,7 @@ INLINE const float* read_row(const Rows& x, Index n, float* buffer) {
 
 // Row n = scale · row.
 INLINE void write_row(const Rows& x, Index n, const float* row, float scale = 1) {
-    if (x.is_bf16) detail::write_elements(reinterpret_cast<bf16*>(x.at(n)), x.col, x.dim, row, scale);
+    if (x.is_bf16()) detail::write_elements(reinterpret_cast<bf16*>(x.at(n)), x.col, x.dim, row, scale);
     else detail::write_elements(reinterpret_cast<float*>(x.at(n)), x.col, x.dim, row, scale);
 }
 

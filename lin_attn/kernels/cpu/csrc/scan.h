@@ -224,7 +224,7 @@ class Scan {
     void expect(const Tensor& x, Index head, Index dim, Range range) {
         const Rows rows = rows_of(p_, x, batch_, head, dim);
         if (rows.col == 1)
-            ahead_.add(rows.at(range.begin), rows.row * rows.element(), range.end - range.begin, dim * rows.element());
+            ahead_.add(rows.at(range.begin), rows.row * rows.element, range.end - range.begin, dim * rows.element);
     }
 
     void expect_keys(Range range) {
@@ -254,12 +254,12 @@ class Scan {
         const Keys keys{arena_.take(rows_ * D_), arena_.take(rows_ * M_)};
         const Rows k = rows_of(p_, p_.k, batch_, kv_head_, p_.dim);
         const Rows v = rows_of(p_, p_.v, batch_, kv_head_, p_.value_dim);
-        float *plain = arena_.take(D_), *buffer = arena_.take(std::max(D_, M_));
+        float* plain = arena_.take(D_);
         each_row([&](Index i, auto phi) {
             float *num = keys.k + i * D_, *values = keys.v + i * M_;
             if (visible(i)) {
-                features(phi, rope_, read_row(k, begin_ + i, buffer), p_.dim, angles(i), num, plain);
-                scale_row(read_row(v, begin_ + i, buffer), 1.0f, values, M_);
+                features(phi, rope_, read_row(k, begin_ + i, buffer_), p_.dim, angles(i), num, plain);
+                scale_row(read_row(v, begin_ + i, buffer_), 1.0f, values, M_);
                 if (z != nullptr) add_scaled(z, 1.0f, plain, D_);
             } else {  // taken out after the feature map, as φ(0) = 1; its values may be anything
                 std::fill(num, num + D_, 0.0f);
@@ -301,12 +301,12 @@ class Scan {
 
     // g = ∂out / d, (rows, M).
     float* read_output_gradient(Index head) {
-        float *g = arena_.take(rows_ * M_), *buffer = arena_.take(M_);
+        float* g = arena_.take(rows_ * M_);
         const Rows grad = rows_of(p_, p_.grad_out, batch_, head, p_.value_dim);
         for (Index i = 0; i < rows_; ++i) {
             ahead_.ask(lines_per_row_);
             if (i >= length_) std::fill_n(g + i * M_, M_, 0.0f);
-            else scale_row(read_row(grad, begin_ + i, buffer), inverse_denominator(head, i), g + i * M_, M_);
+            else scale_row(read_row(grad, begin_ + i, buffer_), inverse_denominator(head, i), g + i * M_, M_);
         }
         return g;
     }
