@@ -17,15 +17,15 @@ struct Segments {
     Index end(Index j) const { return begin(j + 1); }
 };
 
-// S and z, or dS and dz, of every pair and segment.
+// S and z, or dS and dz, of every pair and segment, until the call ends.
 class AllSums {
   public:
     AllSums(const Problem& p, Index segments)
         : dim_(p.dim), value_dim_(p.value_dim), D_(round_up(dim_, W)), M_(round_up(value_dim_, W)), segments_(segments),
-          memory_(allocate(p.batch * p.kv_heads * segments * size(), false)) {}
+          memory_(arena_of_sums().take(p.batch * p.kv_heads * segments * size())) {}
 
     Sums at(Index pair, Index segment) const {
-        float* s = memory_.get() + (pair * segments_ + segment) * size();
+        float* s = memory_ + (pair * segments_ + segment) * size();
         return {s, s + D_ * M_};
     }
 
@@ -62,13 +62,13 @@ class AllSums {
     }
 
     Index dim_, value_dim_, D_, M_, segments_;  // D_, M_: in whole vectors
-    Block memory_;
+    float* memory_;
 };
 
 template <class P>
 class Passes {
   public:
-    explicit Passes(const Problem& p) : p_(p), pairs_(p.batch * p.kv_heads) {}
+    explicit Passes(const Problem& p) : p_(p), pairs_(p.batch * p.kv_heads) { arena_of_sums().start(p.poison); }
 
     void forward() {
         expect(p_.out, p_.heads * p_.queries * p_.value_dim);

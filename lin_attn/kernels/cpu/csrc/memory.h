@@ -36,7 +36,11 @@ inline Block allocate(Index n, bool poison) {
 // Hands out memory that all goes back at once, when `clear` is called.
 class Arena {
   public:
-    explicit Arena(bool poison) : poison_(poison) {}
+    void start(bool poison) {
+        poison_ = poison;
+        if (poison) blocks_.clear();  // each will be of the size that is asked for, and a sanitizer sees where it ends
+        next_ = 0;
+    }
 
     float* take(Index n) {
         if (next_ == blocks_.size()) blocks_.push_back({allocate(n, poison_), n});
@@ -53,16 +57,26 @@ class Arena {
     }
 
   private:
-    // A block for each request: as every chunk makes the same requests, none is made after the first, and a sanitizer
-    // sees where each ends.
+    // A block for each request: as every chunk makes the same requests, none is made after the first.
     struct Sized {
         Block memory;
         Index size;
     };
     std::vector<Sized> blocks_;
     size_t next_ = 0;
-    bool poison_;
+    bool poison_ = false;
 };
+
+// A thread's own, for a call's sums and for the scratch memory of its parts. They keep their memory for the next call: taking it
+// from the system each time, a page at a time, can cost a short call more than its work.
+inline Arena& arena_of_sums() {
+    static thread_local Arena arena;
+    return arena;
+}
+inline Arena& arena_of_scratch() {
+    static thread_local Arena arena;
+    return arena;
+}
 
 // Lines of memory that will be wanted in the next chunk, asked for a few at a time in the midst of this one's work: all at
 // once they would fill the buffers that wait for lines, and every load behind them would wait too.
@@ -145,7 +159,8 @@ void parallel(Index items, int threads, bool poison, Body body) {
     const auto run = +[](void* data) {
         Shared& shared = *static_cast<Shared*>(data);
         try {  // an exception may not leave a thread
-            Arena arena(shared.poison);
+            Arena& arena = arena_of_scratch();
+            arena.start(shared.poison);
             for (Index i; (i = shared.next++) < shared.items;) (*shared.body)(arena, i);
         } catch (const std::bad_alloc&) {
             shared.failed = true;

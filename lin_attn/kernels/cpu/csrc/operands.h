@@ -11,29 +11,33 @@
 
 namespace lin_attn {
 
-// A dense float32 matrix (rows × columns), as operands whose elements are P. Pairs and transposes are kept for the next request.
+// A float32 matrix (rows × columns), dense unless otherwise said, as operands whose elements are P. Pairs and transposes are kept for the next request.
 template <class P>
 class Matrix;
 
 template <>
 class Matrix<float> {
   public:
-    Matrix(Arena& arena, const float* x, Index rows, Index columns) : arena_(arena), x_(x), rows_(rows), columns_(columns) {}
+    Matrix(Arena& arena, const float* x, Index rows, Index columns) : Matrix(arena, x, rows, columns, columns) {}
 
-    Left<float> left() const { return {x_, columns_, 1}; }
+    // Rows `stride` apart.
+    Matrix(Arena& arena, const float* x, Index rows, Index columns, Index stride)
+        : arena_(arena), x_(x), rows_(rows), columns_(columns), stride_(stride) {}
+
+    Left<float> left() const { return {x_, stride_, 1}; }
 
     // From the transpose if that is there: it was read last, and lies in the first-level cache.
     Left<float> left_transposed() const {
         if (transposed_ != nullptr) return {transposed_, rows_, 1};
-        return {x_, 1, columns_};
+        return {x_, 1, stride_};
     }
 
-    Right<float> right() const { return {x_, columns_}; }
+    Right<float> right() const { return {x_, stride_}; }
 
     Right<float> right_transposed() {
         if (transposed_ == nullptr) {
             transposed_ = arena_.take(rows_ * columns_);
-            transpose(x_, columns_, rows_, columns_, transposed_, rows_);
+            transpose(x_, stride_, rows_, columns_, transposed_, rows_);
         }
         return {transposed_, rows_};
     }
@@ -41,7 +45,7 @@ class Matrix<float> {
   private:
     Arena& arena_;
     const float* x_;
-    Index rows_, columns_;
+    Index rows_, columns_, stride_;
     float* transposed_ = nullptr;
 };
 

@@ -5,7 +5,7 @@
 //
 // On vectors (vdpbf16ps for bf16), a tile of 6 rows, or 4 or 2 where they end, by as many vectors as there are registers
 // for is kept in registers over all of k: 12 or 24 sums, which hide the latency of the multiply-add. Causal products have
-// tiles of their own, see CausalRows.
+// tiles of their own.
 
 #pragma once
 
@@ -40,9 +40,8 @@ struct Right {
 // Which elements are zero, and so are neither computed nor read beyond the tile that the diagonal crosses.
 enum class Triangle {
     none,
-    of_result,   // C (i, j) for j > i: what is left there is not meaningful
-    of_left,     // A (i, k) for k > i; the pairs of bf16 keep to blocks of 2 W
-    of_left_up,  // A (i, k) for k < i
+    of_result,  // C (i, j) for j > i: what is left there is not meaningful
+    of_left,    // A (i, k) for k > i; the pairs of bf16 keep to blocks of 2 W
 };
 
 namespace detail {
@@ -79,14 +78,13 @@ inline Pairs load_right(const bf16* p) { return load_pairs(p); }
 
 template <class P, int rows, int vectors>
 inline void tile(
-    Index k_begin, Index k_end, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
+    Index depth, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
     constexpr int step = K_STEP<P>, unroll = 2 / step;  // two rows of B, in one or two steps, at a time
     constexpr bool LARGE = rows * vectors >= 16;        // two rows take long enough to ask for a line
     Vec acc[rows][vectors] = {};
-    const P* left = a.p + k_begin * a.col;
-    const P* right = b.p + k_begin * b.ld;
+    const P *left = a.p, *right = b.p;
     const char* const* line = ahead.lines();
-    Index k = k_begin;
+    Index k = 0;
     do {  // at least once: no operand is empty
         if (LARGE || k % 4 == 0) __builtin_prefetch(*line++, 0, 2);
         for (int i = 0; i < unroll; ++i) {
@@ -98,7 +96,7 @@ inline void tile(
             right += step * b.ld;
         }
         k += 2;
-    } while (k < k_end);
+    } while (k < depth);
     ahead.asked(line - ahead.lines());
     for (int i = 0; i < rows; ++i)
         for (int j = 0; j < vectors; ++j) {
@@ -108,16 +106,16 @@ inline void tile(
 }
 
 template <class P, int rows, int vectors = TILE_VECTORS>
-inline void tile_of(int n_vectors, Index k0, Index k1, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
-    if (n_vectors == vectors) return tile<P, rows, vectors>(k0, k1, a, b, c, ldc, add, ahead);
-    if constexpr (vectors > 1) tile_of<P, rows, vectors - 1>(n_vectors, k0, k1, a, b, c, ldc, add, ahead);
+inline void tile_of(int n_vectors, Index depth, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
+    if (n_vectors == vectors) return tile<P, rows, vectors>(depth, a, b, c, ldc, add, ahead);
+    if constexpr (vectors > 1) tile_of<P, rows, vectors - 1>(n_vectors, depth, a, b, c, ldc, add, ahead);
 }
 
 template <class P, int rows = TILE_ROWS>
 inline void tile_of(
-    int n_rows, int n_vectors, Index k0, Index k1, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
-    if (n_rows == rows) return tile_of<P, rows>(n_vectors, k0, k1, a, b, c, ldc, add, ahead);
-    if constexpr (rows > 2) tile_of<P, rows - 2>(n_rows, n_vectors, k0, k1, a, b, c, ldc, add, ahead);
+    int n_rows, int n_vectors, Index depth, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
+    if (n_rows == rows) return tile_of<P, rows>(n_vectors, depth, a, b, c, ldc, add, ahead);
+    if constexpr (rows > 2) tile_of<P, rows - 2>(n_rows, n_vectors, depth, a, b, c, ldc, add, ahead);
 }
 
 // Columns of tiles go outermost, so that a tile's part of B stays in the first-level cache while A passes.
@@ -131,11 +129,10 @@ void multiply_in_vectors(
             const Index columns = std::min(n, triangle == Triangle::of_result ? i + rows : n) - j;
             if (columns <= 0) continue;
             const Index vectors = std::min<Index>(TILE_VECTORS, (columns + W - 1) / W);
-            const Index begin = triangle == Triangle::of_left_up ? i / block * block : 0;
             const Index end = triangle == Triangle::of_left ? std::min(k, round_up(i + rows, block)) : k;
             const Left<P> left{a.p + i * a.row, a.row, a.col};
             const Right<P> right{b.p + j * K_STEP<P>, b.ld};
-            tile_of<P>(rows, vectors, begin, end, left, right, c + i * ldc + j, ldc, add, ahead);
+            tile_of<P>(rows, vectors, end, left, right, c + i * ldc + j, ldc, add, ahead);
         }
     }
 }
@@ -147,13 +144,12 @@ inline void multiply_in_tiles(
     for (Index i = 0; i < m; i += 32) {
         const bool down = i + 16 < m;
         const Index columns = triangle == Triangle::of_result ? std::min(n, i + 32) : n;
-        const Index begin = triangle == Triangle::of_left_up ? i : 0;
         const Index end = triangle == Triangle::of_left ? std::min(k, i + 32) : k;
         for (Index j = 0; j < columns; j += 32) {
             const bool across = j + 16 < columns;
             const auto* left = reinterpret_cast<const char*>(a.p + i * a.row);
             const auto* right = reinterpret_cast<const char*>(b.p + 2 * j);
-            blocks[2 * down + across](begin, end, left, 2 * a.row, right, 4 * b.ld, c + i * ldc + j, ldc, add);
+            blocks[2 * down + across](end, left, 2 * a.row, right, 4 * b.ld, c + i * ldc + j, ldc, add);
         }
     }
 }
@@ -177,16 +173,22 @@ inline void multiply(
 #endif
 }
 
-// Rows of tril(A K) V + A S: of queries, keys, values and state, what causal attention makes of a few rows of a chunk, of
-// which `first` is the place of the first. One pass over k serves A K and A S, whose sums stay in registers for V.
-//
-// K (k × keys), S (k × columns), V (keys × columns); tril(A K) is left in `scores`, in rows of `keys`.
+// C = tril(A K) V + A S: of queries, keys, values and state, what causal attention makes of a chunk.
+// K (k × keys), V (keys × columns), S (k × columns).
+template <class P>
+struct CausalProduct {
+    Index k, columns;
+    Left<P> a;
+    Right<P> key, value, state;
+};
+
+// Some of its rows.
 struct CausalRows {
-    Index first, k, keys, columns;
-    Left<float> a;
-    Right<float> key, state, value;
-    float* scores;
-    float* c;  // in rows of `columns`
+    Index first, rows;
+    float* c;
+    Index ldc;
+    bool add = false;              // C += tril(A K) V, the state's part being there
+    const float* scale = nullptr;  // of each row of the chunk, unless null; not with `add`, nor in bfloat16
 };
 
 constexpr int CAUSAL_ROWS = 4;
@@ -199,18 +201,20 @@ inline void add_products(Vec (&sums)[rows][vectors], int j, const Vec (&left)[ro
     for (int i = 0; i < rows; ++i) sums[i][j] += left[i] * right;
 }
 
-// Zeros in `scores`, right of the diagonal, as far as V is read.
-inline void hide_later_keys(const CausalRows& x) {
+// Of `scores`, in rows of `keys`, zeros right of the diagonal, as far as V is read.
+inline void hide_later_keys(float* scores, Index keys, Index first) {
     for (int i = 0; i < CAUSAL_ROWS; ++i)
-        for (Index j = x.first + i + 1; j < x.first + CAUSAL_ROWS; ++j) x.scores[i * x.keys + j] = 0;
+        for (Index j = first + i + 1; j < first + CAUSAL_ROWS; ++j) scores[i * keys + j] = 0;
 }
 
-// With the sums of A K if score_vectors is not 0, else from scores that are there.
+// One pass over k serves A K and A S, whose sums stay in registers for V. With the sums of A K if score_vectors is not 0, else
+// from scores that are there.
 template <int score_vectors, int vectors>
-void causal_tile(const CausalRows& x, Index column, Ahead& ahead) {
+void causal_tile(const CausalProduct<float>& x, const CausalRows& to, Index column, float* scores_at, Ahead& ahead) {
     constexpr int rows = CAUSAL_ROWS;
+    const Index keys = x.key.ld;
     Vec sums[rows][vectors] = {}, scores[rows][score_vectors + 1] = {};
-    const float *left = x.a.p, *state = x.state.p + column, *key = x.key.p;
+    const float *left = x.a.p + to.first * x.a.row, *state = x.state.p + column, *key = x.key.p;
     const char* const* line = ahead.lines();
     for (Index k = 0; k < x.k; k += 2) {
         __builtin_prefetch(*line++, 0, 2);
@@ -225,43 +229,52 @@ void causal_tile(const CausalRows& x, Index column, Ahead& ahead) {
         }
     }
     for (int i = 0; score_vectors > 0 && i < rows; ++i) {
-        float* row = x.scores + i * x.keys;
+        float* row = scores_at + i * keys;
         for (int j = 0; j < score_vectors; ++j) store(row + j * W, scores[i][j]);
     }
-    if (score_vectors > 0) hide_later_keys(x);
-    const float *weight = x.scores, *value = x.value.p + column;
-    for (Index k = 0; k < x.first + rows; ++k, ++weight, value += x.value.ld) {
+    if (score_vectors > 0) hide_later_keys(scores_at, keys, to.first);
+    const float *weight = scores_at, *value = x.value.p + column;
+    for (Index k = 0; k < to.first + rows; ++k, ++weight, value += x.value.ld) {
         __builtin_prefetch(*line++, 0, 2);
         Vec entry[rows];
-        for (int i = 0; i < rows; ++i) entry[i] = splat(weight[i * x.keys]);
+        for (int i = 0; i < rows; ++i) entry[i] = splat(weight[i * keys]);
         for (int j = 0; j < vectors; ++j) add_products(sums, j, entry, load(value + j * W));
     }
-    ahead.asked(x.k / 2 + x.first + rows);
-    for (int i = 0; i < rows; ++i)
-        for (int j = 0; j < vectors; ++j) store(x.c + i * x.columns + column + j * W, sums[i][j]);
+    ahead.asked(x.k / 2 + to.first + rows);
+    for (int i = 0; i < rows; ++i) {
+        const Vec scale = splat(to.scale == nullptr ? 1.0f : to.scale[to.first + i]);
+        for (int j = 0; j < vectors; ++j) store(to.c + i * to.ldc + column + j * W, sums[i][j] * scale);
+    }
 }
 
 template <int score_vectors, int vectors = TILE_VECTORS>
-void causal_tile_of(Index n_vectors, const CausalRows& x, Index column, Ahead& ahead) {
-    if (n_vectors >= vectors) return causal_tile<score_vectors, vectors>(x, column, ahead);
-    if constexpr (vectors > 1) causal_tile_of<score_vectors, vectors - 1>(n_vectors, x, column, ahead);
+void causal_tile_of(
+    Index n_vectors, const CausalProduct<float>& x, const CausalRows& to, Index column, float* scores, Ahead& ahead) {
+    if (n_vectors >= vectors) return causal_tile<score_vectors, vectors>(x, to, column, scores, ahead);
+    if constexpr (vectors > 1) causal_tile_of<score_vectors, vectors - 1>(n_vectors, x, to, column, scores, ahead);
 }
 
 }  // namespace detail
 
-inline void multiply_causal(const CausalRows& x, Ahead& ahead) {
-    const Index seen = round_up(x.first + CAUSAL_ROWS, W), score_vectors = seen / W;
+// CAUSAL_ROWS rows. tril(A K) is left in `scores`, in rows as long as those of K.
+inline void multiply_causal(const CausalProduct<float>& x, const CausalRows& to, float* scores, Ahead& ahead) {
+    const Index seen = round_up(to.first + CAUSAL_ROWS, W), score_vectors = seen / W;
     Index column = 0;
-    if (REGISTERS == 32 && score_vectors <= 2) {
+    if (REGISTERS == 32 && score_vectors <= 2 && !to.add) {
         const Index vectors = std::min<Index>(x.columns / W, TILE_VECTORS);
-        if (score_vectors == 1) detail::causal_tile_of<1>(vectors, x, 0, ahead);
-        else detail::causal_tile_of<2>(vectors, x, 0, ahead);
+        if (score_vectors == 1) detail::causal_tile_of<1>(vectors, x, to, 0, scores, ahead);
+        else detail::causal_tile_of<2>(vectors, x, to, 0, scores, ahead);
         column = vectors * W;
     } else {
-        multiply(Triangle::none, false, CAUSAL_ROWS, seen, x.k, x.a, x.key, x.scores, x.keys, ahead);
-        detail::hide_later_keys(x);
+        multiply(Triangle::none, false, CAUSAL_ROWS, seen, x.k, x.a.from(to.first), x.key, scores, x.key.ld, ahead);
+        detail::hide_later_keys(scores, x.key.ld, to.first);
     }
-    for (; column < x.columns; column += TILE_VECTORS * W) detail::causal_tile_of<0>((x.columns - column) / W, x, column, ahead);
+    if (to.add)
+        return multiply(
+            Triangle::none, true, CAUSAL_ROWS, x.columns, to.first + CAUSAL_ROWS, {scores, x.key.ld, 1}, x.value, to.c, to.ldc,
+            ahead);
+    for (; column < x.columns; column += TILE_VECTORS * W)
+        detail::causal_tile_of<0>((x.columns - column) / W, x, to, column, scores, ahead);
 }
 
 // x (rows × columns, row stride ld, both multiples of W) to its transpose.

@@ -9,6 +9,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <type_traits>
 
 #include "problem.h"
@@ -25,6 +27,13 @@ struct Rows {
 
     bool is_bf16() const { return element == sizeof(bf16); }
     char* at(Index n) const { return static_cast<char*>(p) + n * row * element; }
+
+    // Row n, if from there on the rows can be operands of products as they lie; else null.
+    float* in_place(Index n) const {
+        const bool whole_vectors = !is_bf16() && col == 1 && dim % W == 0;
+        const bool aligned = reinterpret_cast<uintptr_t>(p) % (4 * W) == 0 && row % W == 0;  // others take two lines a vector
+        return whole_vectors && aligned ? reinterpret_cast<float*>(at(n)) : nullptr;
+    }
 };
 
 inline Index element_size(const Problem& problem) { return problem.bf16_tensors ? sizeof(bf16) : sizeof(float); }
@@ -83,16 +92,42 @@ struct Angles {
     const float *cos, *sin;
 };
 
-inline Vec rotate(Vec x, Angles angles, Index j) {
-    return multiply_subtract_add(x, twice(angles.cos + j / 2), swap_pairs(x) * twice(angles.sin + j / 2));
-}
+// cos and sin of a vector's pairs, each of them twice.
+struct Turn {
+    Vec cos, sin;
 
-inline Vec rotate_back(Vec x, Angles angles, Index j) {
-    return multiply_subtract_add(x, twice(angles.cos + j / 2), swap_pairs(x) * -twice(angles.sin + j / 2));
-}
+    // From column j, of which only so many `columns` are there.
+    INLINE static Turn at(Angles angles, Index j, Index columns) {
+        if (columns >= W) return {twice(angles.cos + j / 2), twice(angles.sin + j / 2)};
+        float cos[W / 2] = {}, sin[W / 2] = {};
+        std::copy_n(angles.cos + j / 2, columns / 2, cos);
+        std::copy_n(angles.sin + j / 2, columns / 2, sin);
+        return {twice(cos), twice(sin)};
+    }
+};
 
-// A φ that the compiler knows: it makes loops of its own for it. elu + 1 is worth them.
+INLINE Vec rotate(Vec x, Turn turn) { return multiply_subtract_add(x, turn.cos, swap_pairs(x) * turn.sin); }
+INLINE Vec rotate_back(Vec x, Turn turn) { return multiply_subtract_add(x, turn.cos, swap_pairs(x) * -turn.sin); }
+
+// A feature map and the place of its rotation, each a value or a type that the compiler knows.
+template <class Phi, class Rope>
+struct Map {
+    Phi phi;
+    Rope rope;
+};
+
+// What is worth loops of its own.
 using Elu1 = std::integral_constant<Phi, Phi::elu1>;
+using RopeAfter = std::integral_constant<Rope, Rope::after>;
+
+// Calls body(map) once for all rows of a loop. Not inline: among all else that a scan does, GCC runs out of registers for the
+// constants of elu + 1.
+template <class Body>
+__attribute__((noinline)) void with(Phi phi, Rope rope, const Body& body) {
+    if (phi != Phi::elu1) body(Map<Phi, Rope>{phi, rope});
+    else if (rope != Rope::after) body(Map<Elu1, Rope>{{}, rope});
+    else body(Map<Elu1, RopeAfter>{});
+}
 
 INLINE Vec apply(Elu1, Vec x) { return x > Vec{} ? x + 1.0f : exp_nonpositive(x); }  // elu(x) + 1, without its cancellation
 
@@ -117,50 +152,61 @@ INLINE Vec slope(Phi phi, Vec x) {
     }
 }
 
-// Calls body(φ) once for all rows of a loop. Not inline: among all else that a scan does, GCC runs out of registers for the
-// constants of elu + 1.
+// Calls body(j, columns) for each vector of a row: its first column, and how many there are from there on, at most W.
 template <class Body>
-__attribute__((noinline)) void with(Phi phi, Body body) {
-    if (phi == Phi::elu1) body(Elu1{});
-    else body(phi);
+INLINE void each_vector(Index dim, Body body) {
+    constexpr int TOGETHER = 4;  // a head of 64 is one of these with AVX-512
+    Index j = 0;
+    for (; j + TOGETHER * W <= dim; j += TOGETHER * W)
+        for (int i = 0; i < TOGETHER; ++i) body(j + i * W, W);
+    for (; j < dim; j += W) body(j, std::min<Index>(W, dim - j));
 }
 
-// φ and R of a row of `dim` entries, both zero from there to whole vectors.
-template <class Map>
-INLINE void features(Map phi, Rope rope, const float* x, Index dim, Angles angles, float* numerator, float* denominator) {
-    const auto vector = [&](Index j, Index columns) {
+// φ and R of a row of `dim` entries: the numerator's features, with zeros up to whole vectors, and a call of take(j, y) for
+// each vector of the denominator's, j being its first column.
+template <class Phi, class Rope, class Take>
+INLINE void features(Map<Phi, Rope> map, const float* x, Index dim, Angles angles, float* numerator, Take take) {
+    each_vector(dim, [&](Index j, Index columns) INLINE_LAMBDA {
         Vec y = load(x + j);
-        if (rope == Rope::before) y = rotate(y, angles, j);
-        y = apply(phi, y);
+        if (map.rope == lin_attn::Rope::before) y = rotate(y, Turn::at(angles, j, columns));
+        y = apply(map.phi, y);
         if (columns < W) y = first_lanes(y, columns);  // φ(0) need not be 0
-        store(denominator + j, y);
-        store(numerator + j, rope == Rope::after ? rotate(y, angles, j) : y);
-    };
-    Index j = 0;
-    for (; j + W <= dim; j += W) vector(j, W);
-    if (j < dim) vector(j, dim - j);
+        take(j, y);
+        store(numerator + j, map.rope == lin_attn::Rope::after ? rotate(y, Turn::at(angles, j, columns)) : y);
+    });
 }
 
 // grad = x's gradient, from those of its numerator's and its denominator's features, of which the latter is
 // `scale` · denominator. grad may be numerator.
-template <class Map>
+template <class Phi, class Rope>
 INLINE void gradient(
-    Map phi, Rope rope, const float* x, Index dim, Angles angles, const float* numerator, const float* denominator, float scale,
+    Map<Phi, Rope> map, const float* x, Index dim, Angles angles, const float* numerator, const float* denominator, float scale,
     float* grad) {
-    for (Index j = 0; j < dim; j += W) {
+    each_vector(dim, [&](Index j, Index columns) INLINE_LAMBDA {
         Vec y = load(x + j), g = load(numerator + j);
-        if (rope == Rope::before) y = rotate(y, angles, j);
-        if (rope == Rope::after) g = rotate_back(g, angles, j);
-        g = (g + scale * load(denominator + j)) * slope(phi, y);
-        if (rope == Rope::before) g = rotate_back(g, angles, j);
+        if (map.rope == lin_attn::Rope::before) y = rotate(y, Turn::at(angles, j, columns));
+        if (map.rope == lin_attn::Rope::after) g = rotate_back(g, Turn::at(angles, j, columns));
+        g = (g + scale * load(denominator + j)) * slope(map.phi, y);
+        if (map.rope == lin_attn::Rope::before) g = rotate_back(g, Turn::at(angles, j, columns));
         store(grad + j, g);
-    }
+    });
 }
+
+// Of such magnitude that it can divide.
+inline float floored(float d, float eps) { return std::fabs(d) < eps ? (d < 0 ? -eps : eps) : d; }
 
 inline float dot(const float* x, const float* y, Index padded) {
     Vec total{};
     for (Index j = 0; j < padded; j += W) total += load(x + j) * load(y + j);
     return sum(total);
+}
+
+inline void zero_row(float* y, Index padded) {
+    for (Index j = 0; j < padded; j += W) store(y + j, Vec{});
+}
+
+inline void copy_row(const float* x, float* y, Index padded) {
+    for (Index j = 0; j < padded; j += W) store(y + j, load(x + j));
 }
 
 // y = scale · x

@@ -14,20 +14,16 @@ inline void step_of_pair(const Problem& p, Arena& arena, Index pair) {
     arena.clear();
     const Index batch = pair / p.kv_heads, kv_head = pair % p.kv_heads, groups = p.heads / p.kv_heads;
     const Index dim = p.dim, M = p.value_dim, padded_dim = round_up(dim, W), padded_M = round_up(M, W);
-    const Phi phi = static_cast<Phi>(p.feature_map);
-    const Rope rope = static_cast<Rope>(p.rope);
-    float *buffer = arena.take(std::max(padded_dim, padded_M)), *cos = arena.take(padded_dim), *sin = arena.take(padded_dim);
-    if (rope != Rope::none) {
-        std::copy_n(p.cos, dim / 2, cos);
-        std::copy_n(p.sin, dim / 2, sin);
-    }
-    const Angles angles{cos, sin};
+    const auto with_map = [&](const auto& body) { with(static_cast<Phi>(p.feature_map), static_cast<Rope>(p.rope), body); };
+    const Angles angles{p.cos, p.sin};
+    float* buffer = arena.take(std::max(padded_dim, padded_M));
 
     float *k_num = arena.take(padded_dim), *k_den = arena.take(padded_dim), *v = arena.take(padded_M);
     const bool hidden = p.key_mask != nullptr && !p.key_mask[batch * p.key_mask_stride[0]];
     if (!hidden) {
-        with(phi, [&](auto phi) {
-            features(phi, rope, read_row(rows_of(p, p.k, batch, kv_head, dim), 0, buffer), dim, angles, k_num, k_den);
+        with_map([&](auto map) {
+            const float* row = read_row(rows_of(p, p.k, batch, kv_head, dim), 0, buffer);
+            features(map, row, dim, angles, k_num, [&](Index j, Vec plain) INLINE_LAMBDA { store(k_den + j, plain); });
         });
         std::copy_n(read_row(rows_of(p, p.v, batch, kv_head, M), 0, buffer), padded_M, v);
     } else {
@@ -39,11 +35,12 @@ inline void step_of_pair(const Problem& p, Arena& arena, Index pair) {
     float *out = arena.take(groups * padded_M), *z = arena.take(padded_dim);
     std::fill_n(out, groups * padded_M, 0.0f);
     std::fill_n(z, padded_dim, 0.0f);
-    with(phi, [&](auto phi) {
-        for (Index g = 0; g < groups; ++g)
-            features(
-                phi, rope, read_row(rows_of(p, p.q, batch, kv_head * groups + g, dim), 0, buffer), dim, angles,
-                q_num + g * padded_dim, q_den + g * padded_dim);
+    with_map([&](auto map) {
+        for (Index g = 0; g < groups; ++g) {
+            const float* row = read_row(rows_of(p, p.q, batch, kv_head * groups + g, dim), 0, buffer);
+            float* den = q_den + g * padded_dim;
+            features(map, row, dim, angles, q_num + g * padded_dim, [&](Index j, Vec plain) INLINE_LAMBDA { store(den + j, plain); });
+        }
     });
 
     for (Index i = 0; i < dim; ++i) {
@@ -69,8 +66,7 @@ inline void step_of_pair(const Problem& p, Arena& arena, Index pair) {
         const Index head = kv_head * groups + g;
         float* row = out + g * padded_M;
         if (p.denominators != nullptr) {
-            float d = dot(q_den + g * padded_dim, z, padded_dim);
-            if (std::fabs(d) < p.eps) d = d < 0 ? -p.eps : p.eps;
+            const float d = floored(dot(q_den + g * padded_dim, z, padded_dim), p.eps);
             p.denominators[batch * p.heads + head] = d;
             scale_row(row, 1 / d, row, padded_M);
         }

@@ -75,12 +75,12 @@ class Tiles {
 #if LIN_ATTN_HAS_AMX
 namespace detail {
 
-// C (16 · row_tiles × 16 · column_tiles) += or = A B over k from k_begin to k_end, multiples of 32. A's rows lie
+// C (16 · row_tiles × 16 · column_tiles) += or = A B over k < depth, a multiple of 32. A's rows lie
 // contiguous along k; B's rows 2i and 2i + 1 are interleaved. Strides in bytes. Two by two tiles share their loads: 4 to 4
 // products.
 template <int row_tiles, int column_tiles>
 inline void amx_block(
-    Index k_begin, Index k_end, const char* a, Index a_stride, const char* b, Index b_stride, float* c, Index ldc, bool add) {
+    Index depth, const char* a, Index a_stride, const char* b, Index b_stride, float* c, Index ldc, bool add) {
     constexpr bool down = row_tiles == 2, across = column_tiles == 2;
     const Index c_stride = ldc * 4;
     if (add) {
@@ -94,7 +94,7 @@ inline void amx_block(
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (Index k = k_begin; k < k_end; k += 32) {
+    for (Index k = 0; k < depth; k += 32) {
         const char *left = a + 2 * k, *right = b + k / 2 * b_stride;
         _tile_loadd(4, left, a_stride);
         _tile_loadd(6, right, b_stride);

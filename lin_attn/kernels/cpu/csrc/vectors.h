@@ -30,6 +30,7 @@
 
 // For what is called once a row or a vector: compilers judge it too large, and a call would reload its constants.
 #define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 
 namespace lin_attn {
 
@@ -70,7 +71,9 @@ inline Vec load(const bf16* p) {
     return read<Vec>(&bits);
 }
 
-inline void store(float* p, Vec x) { std::memcpy(p, &x, sizeof x); }
+// At any address; unlike a copy of bytes, it is not taken to change anything but floats.
+typedef float LooseVec __attribute__((vector_size(W * 4), aligned(4)));
+inline void store(float* p, Vec x) { *reinterpret_cast<LooseVec*>(p) = x; }
 
 // To bfloat16, to nearest, ties to even; a NaN stays one.
 inline ShortVec narrow(Vec x) {
@@ -131,25 +134,28 @@ inline Vec maximum(Vec x, Vec bound) {  // NaN stays
 // x > 0 what comes out means nothing.
 //
 // With n = round(x / u) and r = x − n u in two parts (Cody and Waite), exp(x) = exp(n u) exp(r).
-//     AVX-512: u = ln 2 / 16. exp(n u) is one of 16 numbers, which a register holds, times a power of two, and on |r| ≤ u / 2
-//              the Taylor polynomial of degree 3 is exp(r) to 10⁻⁸.
+//     AVX-512: u = ln 2 / 16. exp(n u) is one of 16 numbers, which a register holds, times a power of two: n's lowest 4 bits
+//              choose the number, and what is above them is added to its exponent. On |r| ≤ u / 2 the Taylor polynomial of
+//              degree 3 is exp(r) to 10⁻⁸.
 //     else:    u = ln 2. exp(r) is the polynomial 1 + r + … of degree 6 that is nearest to it on |r| ≤ u / 2, to 4·10⁻⁹ of its
 //              value, summed by halves, for a shorter chain of dependent operations.
 inline Vec exp_nonpositive(Vec x) {
     x = maximum(x, splat(-86.0f));
     const float magic = 12582912.0f;  // 1.5 · 2²³: added, it leaves the rounded integer in the lowest bits
 #if defined(__AVX512F__) && LIN_ATTN_LANES == 16
+    // 2^(i / 16), less what i, shifted by 19, will add to it: n's lowest bits come into the mantissa with the exponent.
     const Vec powers = {1.0f,        1.04427378f, 1.09050773f, 1.13878863f, 1.18920712f, 1.24185781f, 1.29683955f, 1.35425555f,
                         1.41421356f, 1.47682615f, 1.54221083f, 1.61049033f, 1.68179283f, 1.75625216f, 1.83400809f, 1.91520656f};
+    const BitVec numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const BitVec table = read<BitVec>(&powers) - (numbers << 19);
     const Vec shifted = x * 23.08312f + magic;
-    const Vec n = shifted - magic, exponent = n * 0.0625f;  // of which the instruction takes the floor
+    const Vec n = shifted - magic;
     Vec r = x - n * 0.043319702f;
     r = r - n * 1.9966365e-06f;
-    const __m512 power = _mm512_permutexvar_ps(read<__m512i>(&shifted), read<__m512>(&powers));  // by the lowest 4 bits
-    const Vec p = r * r * (r * 0.166666667f + 0.5f) + r;
-    const Vec y = read<Vec>(&power) * p + read<Vec>(&power);
-    const __m512 scaled = _mm512_scalef_ps(read<__m512>(&y), read<__m512>(&exponent));
-    return read<Vec>(&scaled);
+    const __m512i chosen = _mm512_permutexvar_epi32(read<__m512i>(&shifted), read<__m512i>(&table));  // by the lowest 4 bits
+    const BitVec scaled = read<BitVec>(&chosen) + (read<BitVec>(&shifted) << 19);
+    const Vec power = read<Vec>(&scaled), p = r * r * (r * 0.166666667f + 0.5f) + r;
+    return power * p + power;
 #else
     const Vec shifted = x * 1.44269504f + magic;
     const Vec n = shifted - magic;

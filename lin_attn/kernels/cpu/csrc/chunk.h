@@ -1,0 +1,312 @@
+// A chunk of one head of keys and values, and of the heads of queries that share it: its rows as they are read from the
+// caller's tensors into scratch memory, and written back.
+//
+// All of a chunk lies in scratch memory as float32, in rows of whole vectors, its length filled up with zero rows: a zero
+// feature adds nothing anywhere. Its rows stand in the order of the scan, which goes from left to right or from right to left:
+// what comes later sees what came before, in both.
+
+#pragma once
+
+#include <cmath>
+
+#include "memory.h"
+#include "problem.h"
+#include "rows.h"
+
+namespace lin_attn {
+
+class Chunk {
+  protected:
+    // multiple: of the rows. rows_ask: loops over rows ask for the lines that were announced, not products.
+    Chunk(const Problem& problem, Arena& arena, Index pair, Index multiple, bool rows_ask)
+        : p_(problem),
+          arena_(arena),
+          batch_(pair / problem.kv_heads),
+          kv_head_(pair % problem.kv_heads),
+          first_head_(kv_head_ * (problem.heads / problem.kv_heads)),
+          last_head_(first_head_ + problem.heads / problem.kv_heads),
+          D_(round_up(problem.dim, W)),
+          M_(round_up(problem.value_dim, W)),
+          multiple_(multiple),
+          rows_ask_(rows_ask),
+          ahead_(std::max(D_, M_) / 2 + CHUNK) {}
+
+    enum class Scanned { to_right, to_left };
+
+    struct Range {
+        Index begin, end;
+    };
+
+    struct Keys {
+        const float *k, *v;  // k̃ (rows, D) and v (rows, M), v's rows v_stride apart
+        Index v_stride;
+        const float* sums;   // (rows, D): the sums of k̂ up to each row, itself among them
+    };
+
+    void start(Range range, Scanned scanned) {
+        first_ = scanned == Scanned::to_right ? range.begin : range.end - 1;
+        step_ = scanned == Scanned::to_right ? 1 : -1;
+        length_ = range.end - range.begin;
+        rows_ = round_up(length_, multiple_);
+        arena_.clear();
+        ahead_.ask(ahead_.left());
+        ahead_.clear();
+    }
+
+    // These rows will be read or written soon.
+    void expect(const Tensor& x, Index head, Index dim, Range range) {
+        const Rows rows = rows_of(p_, x, batch_, head, dim);
+        if (rows.col == 1)
+            ahead_.add(rows.at(range.begin), rows.row * rows.element, range.end - range.begin, dim * rows.element);
+    }
+
+    void expect_keys(Range range) {
+        expect(p_.k, kv_head_, p_.dim, range);
+        expect(p_.v, kv_head_, p_.value_dim, range);
+        const Index half = half_dim(), bytes = half * sizeof(float);
+        if (half == 0) return;
+        ahead_.add(p_.cos + range.begin * half, bytes, range.end - range.begin, bytes);
+        ahead_.add(p_.sin + range.begin * half, bytes, range.end - range.begin, bytes);
+    }
+
+    void expect_queries(Index head, Range range) {
+        expect(p_.q, head, p_.dim, range);
+        expect(p_.grad_out, head, p_.value_dim, range);
+    }
+
+    // After the last of them. Products in float32 ask for the lines, a few at a time; those in bfloat16 are too short for
+    // that, and so many loops over rows do it.
+    void share_lines(Index loops) {
+        ahead_.close();
+        lines_per_row_ = rows_ask_ ? (ahead_.left() + loops * rows_ - 1) / (loops * rows_) : 0;
+    }
+
+    // The keys; z, unless it is null, takes them up, and only then are there `sums`.
+    Keys read_keys(float* z) {
+        float *k = arena_.take(rows_ * D_), *sums = nullptr;
+        if (z != nullptr) {
+            sums = arena_.take((rows_ + 1) * D_);
+            copy_row(z, sums, D_);
+        }
+        with_map([&](auto map) {
+            const FeatureRows read = features_of(p_.k, kv_head_);
+            const Visible visible = visible_keys();
+            for (Index i = 0; i < rows_; ++i) {
+                ahead_.ask(lines_per_row_);
+                float *row = k + i * D_, *before = sums + i * D_, *after = before + D_;
+                if (!visible(i)) {  // taken out after the feature map, as φ(0) = 1
+                    zero_row(row, D_);
+                    if (sums != nullptr) copy_row(before, after, D_);
+                } else if (sums != nullptr) {
+                    read(map, i, row, [&](Index j, Vec plain) INLINE_LAMBDA { store(after + j, load(before + j) + plain); });
+                } else {
+                    read(map, i, row, [](Index, Vec) {});
+                }
+            }
+        });
+        if (z != nullptr) copy_row(sums + rows_ * D_, z, D_);
+        Keys keys{k, nullptr, M_, sums + D_};
+        const Rows v = rows_of_chunk(p_.v, kv_head_, p_.value_dim);
+        keys.v = values_in_place(v);
+        if (keys.v != nullptr) keys.v_stride = v.row;
+        else keys.v = read_values(v);
+        return keys;
+    }
+
+    // q̃ (rows, D). For each row i, body(i, read) is called, and has to call read(take), see `features`.
+    template <class Body>
+    const float* read_queries(Index head, const Body& body) {
+        float* queries = arena_.take(rows_ * D_);
+        with_map([&](auto map) {
+            const FeatureRows read = features_of(p_.q, head);
+            for (Index i = 0; i < length_; ++i) {
+                ahead_.ask(lines_per_row_);
+                body(i, [&](auto take) INLINE_LAMBDA { read(map, i, queries + i * D_, take); });
+            }
+        });
+        std::fill(queries + length_ * D_, queries + rows_ * D_, 0.0f);
+        return queries;
+    }
+
+    // With the denominators, of the sums of k̂ that each row sees; rows of them `stride` apart.
+    const float* read_queries(Index head, const float* sums, Index stride) {
+        const OfRows d = denominators(head);
+        return read_queries(head, [&](Index i, auto read) INLINE_LAMBDA {
+            Vec total{};
+            read([&](Index j, Vec plain) INLINE_LAMBDA { total += plain * load(sums + i * stride + j); });
+            if (!d.empty()) d[i] = floored(sum(total), p_.eps);
+        });
+    }
+
+    // g = ∂out / d, (rows, M).
+    const float* read_output_gradient(Index head) {
+        float* g = arena_.take(rows_ * M_);
+        const float* scale = inverse_denominators(head);
+        const Rows grad = rows_of_chunk(p_.grad_out, head, p_.value_dim);
+        for (Index i = 0; i < length_; ++i) {
+            ahead_.ask(lines_per_row_);
+            scale_row(read_row(grad, i, buffer_), scale[i], g + i * M_, M_);
+        }
+        std::fill(g + length_ * M_, g + rows_ * M_, 0.0f);
+        return g;
+    }
+
+    // 1 / d, or 1 if nothing is divided.
+    const float* inverse_denominators(Index head) {
+        float* inverse = arena_.take(rows_);
+        std::fill(inverse, inverse + rows_, 1.0f);
+        if (const OfRows d = denominators(head); !d.empty())
+            for (Index i = 0; i < length_; ++i) inverse[i] = 1 / d[i];
+        return inverse;
+    }
+
+    // Rows `from` to from + rows of the tensor, from x in rows of M.
+    void write_outputs(const Rows& to, Index from, Index rows, const float* x, const float* scale) {
+        for (Index i = from; i < std::min(from + rows, length_); ++i) write_row(to, i, x + (i - from) * M_, scale[i]);
+    }
+
+    // Rows `from` to from + rows, of which `grad` holds ∂q̃. sums: of k̂, as each row sees them, rows of them `stride` apart.
+    void write_query_gradients(
+        Index head, Index from, Index rows, const float* numerator, const float* sums, Index stride, float* grad) {
+        with_map([&](auto map) {
+            const FeatureRows x = features_of(p_.q, head);
+            const Rows to = rows_of_chunk(p_.grad_q, head, p_.dim);
+            const OfRows d = denominators(head), slopes = slopes_of(head);
+            for (Index i = from; i < std::min(from + rows, length_); ++i) {
+                float *row = grad + (i - from) * D_, slope = 0;
+                if (!slopes.empty()) {
+                    if (!(std::fabs(d[i]) <= p_.eps)) slope = -dot(numerator + i * D_, row, D_) / d[i];  // a floor is constant
+                    slopes[i] = slope;
+                }
+                x.gradient(map, i, row, slopes.empty() ? row : sums + i * stride, slope);
+                write_row(to, i, row);
+            }
+        });
+    }
+
+    // grad_k holds ∂k̃ and is written over, grad_den Σ ∂d q̂ of each row, which dz takes up. grad_v is null if it is where it
+    // belongs.
+    void write_key_gradients(float* grad_k, const float* grad_v, const float* grad_den, float* dz) {
+        with_map([&](auto map) {
+            const FeatureRows x = features_of(p_.k, kv_head_);
+            const Rows to_k = rows_of_chunk(p_.grad_k, kv_head_, p_.dim);
+            const Rows to_v = rows_of_chunk(p_.grad_v, kv_head_, p_.value_dim);
+            const Visible visible = visible_keys();
+            for (Index i = 0; i < length_; ++i) {
+                if (grad_den != nullptr) add_scaled(dz, 1.0f, grad_den + i * D_, D_);
+                if (visible(i)) {
+                    x.gradient(map, i, grad_k + i * D_, dz, 1.0f);
+                    write_row(to_k, i, grad_k + i * D_);
+                    if (grad_v != nullptr) write_row(to_v, i, grad_v + i * M_);
+                } else {
+                    write_zeros(to_k, i);
+                    write_zeros(to_v, i);
+                }
+            }
+        });
+    }
+
+    Rows rows_of_chunk(const Tensor& x, Index head, Index dim) const {
+        Rows rows = rows_of(p_, x, batch_, head, dim);
+        rows.p = rows.at(first_);
+        rows.row *= step_;
+        return rows;
+    }
+
+    // Where all rows of the values, or of their gradients, can be operands of products as they lie; else null.
+    float* values_in_place(const Rows& x) const {
+        return length_ == rows_ && p_.key_mask == nullptr ? x.in_place(0) : nullptr;
+    }
+
+    // A number of each row.
+    struct OfRows {
+        float* first;
+        Index step;
+        bool empty() const { return first == nullptr; }
+        float& operator[](Index i) const { return first[i * step]; }
+    };
+
+    // Both empty if nothing is divided.
+    OfRows denominators(Index head) const { return of_queries(p_.denominators, head); }
+    OfRows slopes_of(Index head) const { return of_queries(p_.slopes, head); }
+
+    const Problem& p_;
+    Arena& arena_;
+    const Index batch_, kv_head_, first_head_, last_head_;  // of the heads of queries, those that share the keys
+    const Index D_, M_;                                     // in whole vectors
+    Index length_ = 0, rows_ = 0;                           // rows: length, rounded up
+
+  private:
+    const Index multiple_;
+    const bool rows_ask_;
+    Index first_ = 0, step_ = 1;  // position of row 0, and from one row to the next
+    Index lines_per_row_ = 0;
+    float buffer_[MAX_DIM] = {};
+
+  protected:
+    Ahead ahead_;
+
+  private:
+    // Rows of q or k of the chunk, with the angles of their positions.
+    struct FeatureRows {
+        Rows x;
+        Angles first;
+        Index half;  // from one row of angles to the next
+        float* buffer;
+
+        INLINE Angles angles(Index i) const { return {first.cos + i * half, first.sin + i * half}; }
+
+        template <class Map, class Take>
+        INLINE void operator()(Map map, Index i, float* numerator, Take take) const {
+            features(map, read_row(x, i, buffer), x.dim, angles(i), numerator, take);
+        }
+
+        // In place of the numerator's gradient.
+        template <class Map>
+        INLINE void gradient(Map map, Index i, float* numerator, const float* denominator, float scale) const {
+            lin_attn::gradient(map, read_row(x, i, buffer), x.dim, angles(i), numerator, denominator, scale, numerator);
+        }
+    };
+
+    struct Visible {
+        Index length;
+        const uint8_t* mask;
+        Index stride;
+
+        INLINE bool operator()(Index i) const { return i < length && (mask == nullptr || mask[i * stride]); }
+    };
+
+    template <class Body>
+    void with_map(const Body& body) const {
+        with(static_cast<Phi>(p_.feature_map), static_cast<Rope>(p_.rope), body);
+    }
+
+    FeatureRows features_of(const Tensor& x, Index head) {
+        const Index half = half_dim();
+        return {rows_of_chunk(x, head, p_.dim), {p_.cos + first_ * half, p_.sin + first_ * half}, half * step_, buffer_};
+    }
+
+    Visible visible_keys() const {
+        const uint8_t* mask = p_.key_mask;
+        if (mask != nullptr) mask += batch_ * p_.key_mask_stride[0] + first_ * p_.key_mask_stride[1];
+        return {length_, mask, p_.key_mask_stride[1] * step_};
+    }
+
+    const float* read_values(const Rows& v) {
+        float* values = arena_.take(rows_ * M_);
+        const Visible visible = visible_keys();
+        for (Index i = 0; i < rows_; ++i) {
+            if (visible(i)) copy_row(read_row(v, i, buffer_), values + i * M_, M_);
+            else zero_row(values + i * M_, M_);  // a hidden value may be anything
+        }
+        return values;
+    }
+
+    Index half_dim() const { return static_cast<Rope>(p_.rope) == Rope::none ? 0 : p_.dim / 2; }
+
+    OfRows of_queries(float* x, Index head) const {
+        return {x == nullptr ? nullptr : x + (batch_ * p_.heads + head) * p_.queries + first_, step_};
+    }
+};
+
+}  // namespace lin_attn
