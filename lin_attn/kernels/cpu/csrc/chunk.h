@@ -17,8 +17,7 @@ namespace lin_attn {
 
 class Chunk {
   protected:
-    // multiple: of the rows. rows_ask: loops over rows ask for the lines that were announced, not products.
-    Chunk(const Problem& problem, Arena& arena, Index pair, Index multiple, bool rows_ask)
+    Chunk(const Problem& problem, Arena& arena, Index pair, bool bf16_products)
         : p_(problem),
           arena_(arena),
           batch_(pair / problem.kv_heads),
@@ -27,8 +26,7 @@ class Chunk {
           last_head_(first_head_ + problem.heads / problem.kv_heads),
           D_(round_up(problem.dim, W)),
           M_(round_up(problem.value_dim, W)),
-          multiple_(multiple),
-          rows_ask_(rows_ask),
+          bf16_products_(bf16_products),
           ahead_(std::max(D_, M_) / 2 + CHUNK) {}
 
     enum class Scanned { to_right, to_left };
@@ -38,16 +36,16 @@ class Chunk {
     };
 
     struct Keys {
-        const float *k, *v;  // k̃ (rows, D) and v (rows, M), v's rows v_stride apart
-        Index v_stride;
-        const float* sums;   // (rows, D): the sums of k̂ up to each row, itself among them
+        const float* k;     // k̃ (rows, D)
+        Rows v;             // where they lie, if they can be operands so, or float32 without gaps
+        const float* sums;  // (rows, D): of k̂ up to each row, itself among them
     };
 
     void start(Range range, Scanned scanned) {
         first_ = scanned == Scanned::to_right ? range.begin : range.end - 1;
         step_ = scanned == Scanned::to_right ? 1 : -1;
         length_ = range.end - range.begin;
-        rows_ = round_up(length_, multiple_);
+        rows_ = round_up(length_, bf16_products_ ? 2 * W : W);
         arena_.clear();
         ahead_.ask(ahead_.left());
         ahead_.clear();
@@ -74,11 +72,11 @@ class Chunk {
         expect(p_.grad_out, head, p_.value_dim, range);
     }
 
-    // After the last of them. Products in float32 ask for the lines, a few at a time; those in bfloat16 are too short for
-    // that, and so many loops over rows do it.
+    // After the last of them. Products in float32 ask for the lines, a few at a time; those in bfloat16 take too little time
+    // for all, and so many loops over rows take a third from them.
     void share_lines(Index loops) {
         ahead_.close();
-        lines_per_row_ = rows_ask_ ? (ahead_.left() + loops * rows_ - 1) / (loops * rows_) : 0;
+        lines_per_row_ = bf16_products_ ? (ahead_.left() + 3 * loops * rows_ - 1) / (3 * loops * rows_) : 0;
     }
 
     // The keys; z, unless it is null, takes them up, and only then are there `sums`.
@@ -88,7 +86,7 @@ class Chunk {
             sums = arena_.take((rows_ + 1) * D_);
             copy_row(z, sums, D_);
         }
-        with_map([&](auto map) {
+        with_map(rows_of_chunk(p_.k, kv_head_, p_.dim), [&](auto map) {
             const FeatureRows read = features_of(p_.k, kv_head_);
             const Visible visible = visible_keys();
             for (Index i = 0; i < rows_; ++i) {
@@ -105,19 +103,15 @@ class Chunk {
             }
         });
         if (z != nullptr) copy_row(sums + rows_ * D_, z, D_);
-        Keys keys{k, nullptr, M_, sums + D_};
         const Rows v = rows_of_chunk(p_.v, kv_head_, p_.value_dim);
-        keys.v = values_in_place(v);
-        if (keys.v != nullptr) keys.v_stride = v.row;
-        else keys.v = read_values(v);
-        return keys;
+        return {k, are_operands(v) ? v : copy_of_values(v), sums + D_};
     }
 
     // q̃ (rows, D). For each row i, body(i, read) is called, and has to call read(take), see `features`.
     template <class Body>
     const float* read_queries(Index head, const Body& body) {
         float* queries = arena_.take(rows_ * D_);
-        with_map([&](auto map) {
+        with_map(rows_of_chunk(p_.q, head, p_.dim), [&](auto map) {
             const FeatureRows read = features_of(p_.q, head);
             for (Index i = 0; i < length_; ++i) {
                 ahead_.ask(lines_per_row_);
@@ -168,7 +162,7 @@ class Chunk {
     // Rows `from` to from + rows, of which `grad` holds ∂q̃. sums: of k̂, as each row sees them, rows of them `stride` apart.
     void write_query_gradients(
         Index head, Index from, Index rows, const float* numerator, const float* sums, Index stride, float* grad) {
-        with_map([&](auto map) {
+        with_map(rows_of_chunk(p_.q, head, p_.dim), [&](auto map) {
             const FeatureRows x = features_of(p_.q, head);
             const Rows to = rows_of_chunk(p_.grad_q, head, p_.dim);
             const OfRows d = denominators(head), slopes = slopes_of(head);
@@ -187,7 +181,7 @@ class Chunk {
     // grad_k holds ∂k̃ and is written over, grad_den Σ ∂d q̂ of each row, which dz takes up. grad_v is null if it is where it
     // belongs.
     void write_key_gradients(float* grad_k, const float* grad_v, const float* grad_den, float* dz) {
-        with_map([&](auto map) {
+        with_map(rows_of_chunk(p_.k, kv_head_, p_.dim), [&](auto map) {
             const FeatureRows x = features_of(p_.k, kv_head_);
             const Rows to_k = rows_of_chunk(p_.grad_k, kv_head_, p_.dim);
             const Rows to_v = rows_of_chunk(p_.grad_v, kv_head_, p_.value_dim);
@@ -213,9 +207,10 @@ class Chunk {
         return rows;
     }
 
-    // Where all rows of the values, or of their gradients, can be operands of products as they lie; else null.
-    float* values_in_place(const Rows& x) const {
-        return length_ == rows_ && p_.key_mask == nullptr ? x.in_place(0) : nullptr;
+    // Whether the chunk's values, or their gradients, can be operands of products as they lie.
+    bool are_operands(const Rows& x) const {
+        const bool of_type = x.is_bf16() ? bf16_products_ && x.is_dense() : x.is_aligned();
+        return of_type && length_ == rows_ && p_.key_mask == nullptr;
     }
 
     // A number of each row.
@@ -237,8 +232,7 @@ class Chunk {
     Index length_ = 0, rows_ = 0;                           // rows: length, rounded up
 
   private:
-    const Index multiple_;
-    const bool rows_ask_;
+    const bool bf16_products_;
     Index first_ = 0, step_ = 1;  // position of row 0, and from one row to the next
     Index lines_per_row_ = 0;
     float buffer_[MAX_DIM] = {};
@@ -258,13 +252,13 @@ class Chunk {
 
         template <class Map, class Take>
         INLINE void operator()(Map map, Index i, float* numerator, Take take) const {
-            features(map, read_row(x, i, buffer), x.dim, angles(i), numerator, take);
+            features(map, read_row(map, x, i, buffer), x.dim, angles(i), numerator, take);
         }
 
         // In place of the numerator's gradient.
         template <class Map>
         INLINE void gradient(Map map, Index i, float* numerator, const float* denominator, float scale) const {
-            lin_attn::gradient(map, read_row(x, i, buffer), x.dim, angles(i), numerator, denominator, scale, numerator);
+            lin_attn::gradient(map, read_row(map, x, i, buffer), x.dim, angles(i), numerator, denominator, scale, numerator);
         }
     };
 
@@ -276,9 +270,10 @@ class Chunk {
         INLINE bool operator()(Index i) const { return i < length && (mask == nullptr || mask[i * stride]); }
     };
 
+    // Calls body(map) for a loop over rows of x.
     template <class Body>
-    void with_map(const Body& body) const {
-        with(static_cast<Phi>(p_.feature_map), static_cast<Rope>(p_.rope), body);
+    void with_map(const Rows& x, const Body& body) const {
+        with(static_cast<Phi>(p_.feature_map), static_cast<Rope>(p_.rope), x, body);
     }
 
     FeatureRows features_of(const Tensor& x, Index head) {
@@ -292,14 +287,14 @@ class Chunk {
         return {length_, mask, p_.key_mask_stride[1] * step_};
     }
 
-    const float* read_values(const Rows& v) {
+    Rows copy_of_values(const Rows& v) {
         float* values = arena_.take(rows_ * M_);
         const Visible visible = visible_keys();
         for (Index i = 0; i < rows_; ++i) {
             if (visible(i)) copy_row(read_row(v, i, buffer_), values + i * M_, M_);
             else zero_row(values + i * M_, M_);  // a hidden value may be anything
         }
-        return values;
+        return {values, M_, 1, M_, sizeof(float)};
     }
 
     Index half_dim() const { return static_cast<Rope>(p_.rope) == Rope::none ? 0 : p_.dim / 2; }

@@ -53,7 +53,11 @@ class Matrix<float> {
 template <>
 class Matrix<bf16> {
   public:
-    Matrix(Arena& arena, const float* x, Index rows, Index columns) : arena_(arena), x_(x), rows_(rows), columns_(columns) {}
+    Matrix(Arena& arena, const float* x, Index rows, Index columns) : Matrix(arena, x, rows, columns, columns) {}
+    Matrix(Arena& arena, const float* x, Index rows, Index columns, Index stride)
+        : arena_(arena), x_(x), rows_(rows), columns_(columns), stride_(stride) {}
+    Matrix(Arena& arena, const bf16* x, Index rows, Index columns, Index stride)
+        : arena_(arena), narrow_(x), rows_(rows), columns_(columns), stride_(stride) {}
 
     Left<bf16> left() { return {as_bf16(pairs_of_columns()), columns_, 1}; }
 
@@ -71,11 +75,9 @@ class Matrix<bf16> {
     }
 
     Right<bf16> right() {
-        float *to = take_pairs(), *row = to;
-        for (Index i = 0; i < rows_; i += 2 * W)
-            for (Index above = i; above < i + W; ++above, row += columns_)
-                for (Index j = 0; j < columns_; j += W)
-                    store_bits(row + j, interleave(load(x_ + above * columns_ + j), load(x_ + (above + W) * columns_ + j)));
+        float* to = take_pairs();
+        if (narrow_ != nullptr) pairs_of_rows(narrow_, to);
+        else pairs_of_rows(x_, to);
         return {as_bf16(to), columns_};
     }
 
@@ -83,15 +85,30 @@ class Matrix<bf16> {
 
   private:
     static const bf16* as_bf16(const float* pairs) { return reinterpret_cast<const bf16*>(pairs); }
-    static void store_bits(float* p, BitVec x) { std::memcpy(p, &x, sizeof x); }
+    static void store_bits(float* p, BitVec x) { store(p, read<Vec>(&x)); }
     float* take_pairs() { return arena_.take(rows_ * columns_ / 2); }
+
+    // (rows / 2, columns): rows i and i + W.
+    template <class X>
+    void pairs_of_rows(const X* x, float* to) const {
+        for (Index i = 0; i < rows_; i += 2 * W)
+            for (const X *above = x + i * stride_, *end = above + W * stride_; above != end; above += stride_, to += columns_)
+                for (Index j = 0; j < columns_; j += W) store_bits(to + j, interleave(above + j, above + W * stride_ + j));
+    }
 
     // (rows, columns / 2): columns j and j + W.
     const float* pairs_of_columns() {
         if (pairs_ != nullptr) return pairs_;
-        float* to = pairs_ = take_pairs();
-        for (Index j = 0; j < rows_ * columns_; j += 2 * W, to += W) store_bits(to, interleave(load(x_ + j), load(x_ + j + W)));
+        pairs_ = take_pairs();
+        if (narrow_ != nullptr) pairs_of_columns(narrow_, pairs_);
+        else pairs_of_columns(x_, pairs_);
         return pairs_;
+    }
+
+    template <class X>
+    void pairs_of_columns(const X* x, float* to) const {
+        for (Index i = 0; i < rows_; ++i, x += stride_)
+            for (Index j = 0; j < columns_; j += 2 * W, to += W) store_bits(to, interleave(x + j, x + j + W));
     }
 
     // (columns / 2, rows)
@@ -111,8 +128,9 @@ class Matrix<bf16> {
     }
 
     Arena& arena_;
-    const float* x_;
-    Index rows_, columns_;
+    const float* x_ = nullptr;  // either
+    const bf16* narrow_ = nullptr;
+    Index rows_, columns_, stride_;
     float *pairs_ = nullptr, *transposed_ = nullptr;
 };
 

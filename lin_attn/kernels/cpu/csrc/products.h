@@ -138,14 +138,17 @@ void multiply_in_vectors(
 }
 
 #if LIN_ATTN_HAS_AMX
+constexpr Index LINES_A_BLOCK = 24;  // that are asked for: a block takes as long as a few of them
+
 inline void multiply_in_tiles(
-    Triangle triangle, bool add, Index m, Index n, Index k, Left<bf16> a, Right<bf16> b, float* c, Index ldc) {
+    Triangle triangle, bool add, Index m, Index n, Index k, Left<bf16> a, Right<bf16> b, float* c, Index ldc, Ahead& ahead) {
     constexpr auto blocks = std::array{amx_block<1, 1>, amx_block<1, 2>, amx_block<2, 1>, amx_block<2, 2>};
     for (Index i = 0; i < m; i += 32) {
         const bool down = i + 16 < m;
         const Index columns = triangle == Triangle::of_result ? std::min(n, i + 32) : n;
         const Index end = triangle == Triangle::of_left ? std::min(k, i + 32) : k;
         for (Index j = 0; j < columns; j += 32) {
+            ahead.ask(LINES_A_BLOCK);
             const bool across = j + 16 < columns;
             const auto* left = reinterpret_cast<const char*>(a.p + i * a.row);
             const auto* right = reinterpret_cast<const char*>(b.p + 2 * j);
@@ -166,8 +169,7 @@ inline void multiply(
 inline void multiply(
     Triangle triangle, bool add, Index m, Index n, Index k, Left<bf16> a, Right<bf16> b, float* c, Index ldc, Ahead& ahead) {
 #if LIN_ATTN_HAS_AMX
-    (void)ahead;
-    detail::multiply_in_tiles(triangle, add, m, n, k, a, b, c, ldc);
+    detail::multiply_in_tiles(triangle, add, m, n, k, a, b, c, ldc, ahead);
 #else
     detail::multiply_in_vectors(triangle, add, m, n, k, a, b, c, ldc, ahead);
 #endif

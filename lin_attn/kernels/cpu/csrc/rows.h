@@ -28,12 +28,14 @@ struct Rows {
     bool is_bf16() const { return element == sizeof(bf16); }
     char* at(Index n) const { return static_cast<char*>(p) + n * row * element; }
 
-    // Row n, if from there on the rows can be operands of products as they lie; else null.
-    float* in_place(Index n) const {
-        const bool whole_vectors = !is_bf16() && col == 1 && dim % W == 0;
-        const bool aligned = reinterpret_cast<uintptr_t>(p) % (4 * W) == 0 && row % W == 0;  // others take two lines a vector
-        return whole_vectors && aligned ? reinterpret_cast<float*>(at(n)) : nullptr;
+    bool is_dense() const { return col == 1 && dim % W == 0; }  // whole vectors, without gaps
+
+    // Whether they can be operands of products in float32; those of another alignment take two lines a vector.
+    bool is_aligned() const {
+        return !is_bf16() && is_dense() && reinterpret_cast<uintptr_t>(p) % (4 * W) == 0 && row % W == 0;
     }
+
+    float* floats(Index n) const { return reinterpret_cast<float*>(at(n)); }
 };
 
 inline Index element_size(const Problem& problem) { return problem.bf16_tensors ? sizeof(bf16) : sizeof(float); }
@@ -42,6 +44,20 @@ inline Rows rows_of(const Problem& problem, const Tensor& x, Index batch, Index 
     const Index element = element_size(problem), start = (batch * x.stride[0] + head * x.stride[1]) * element;
     return {static_cast<char*>(x.data) + start, x.stride[2], x.stride[3], dim, element};
 }
+
+// A tensor's element type in memory, where its rows are whole vectors without gaps; else Any.
+struct Any {};
+
+// A feature map and the place of its rotation, each a value or a type that the compiler knows, and what is known of the rows.
+template <class Phi, class Rope, class Element>
+struct Map {
+    Phi phi;
+    Rope rope;
+};
+
+// What is worth loops of its own.
+using Elu1 = std::integral_constant<Phi, Phi::elu1>;
+using RopeAfter = std::integral_constant<Rope, Rope::after>;
 
 namespace detail {
 
@@ -74,6 +90,13 @@ INLINE const float* read_row(const Rows& x, Index n, float* buffer) {
     if (x.col == 1 && x.dim % W == 0) return p;
     detail::read_elements(p, x.col, x.dim, buffer);
     return buffer;
+}
+
+// The same, where it lies if the map knows its elements.
+template <class Phi, class Rope, class Element>
+INLINE auto read_row(Map<Phi, Rope, Element>, const Rows& x, Index n, float* buffer) {
+    if constexpr (std::is_same_v<Element, Any>) return read_row(x, n, buffer);
+    else return reinterpret_cast<const Element*>(x.at(n));
 }
 
 // Row n = scale · row.
@@ -109,24 +132,14 @@ struct Turn {
 INLINE Vec rotate(Vec x, Turn turn) { return multiply_subtract_add(x, turn.cos, swap_pairs(x) * turn.sin); }
 INLINE Vec rotate_back(Vec x, Turn turn) { return multiply_subtract_add(x, turn.cos, swap_pairs(x) * -turn.sin); }
 
-// A feature map and the place of its rotation, each a value or a type that the compiler knows.
-template <class Phi, class Rope>
-struct Map {
-    Phi phi;
-    Rope rope;
-};
-
-// What is worth loops of its own.
-using Elu1 = std::integral_constant<Phi, Phi::elu1>;
-using RopeAfter = std::integral_constant<Rope, Rope::after>;
-
 // Calls body(map) once for all rows of a loop. Not inline: among all else that a scan does, GCC runs out of registers for the
 // constants of elu + 1.
 template <class Body>
-__attribute__((noinline)) void with(Phi phi, Rope rope, const Body& body) {
-    if (phi != Phi::elu1) body(Map<Phi, Rope>{phi, rope});
-    else if (rope != Rope::after) body(Map<Elu1, Rope>{{}, rope});
-    else body(Map<Elu1, RopeAfter>{});
+__attribute__((noinline)) void with(Phi phi, Rope rope, const Rows& rows, const Body& body) {
+    if (phi != Phi::elu1) body(Map<Phi, Rope, Any>{phi, rope});
+    else if (rope != Rope::after || !rows.is_dense()) body(Map<Elu1, Rope, Any>{{}, rope});
+    else if (rows.is_bf16()) body(Map<Elu1, RopeAfter, bf16>{});
+    else body(Map<Elu1, RopeAfter, float>{});
 }
 
 INLINE Vec apply(Elu1, Vec x) { return x > Vec{} ? x + 1.0f : exp_nonpositive(x); }  // elu(x) + 1, without its cancellation
@@ -153,20 +166,24 @@ INLINE Vec slope(Phi phi, Vec x) {
 }
 
 // Calls body(j, columns) for each vector of a row: its first column, and how many there are from there on, at most W.
-template <class Body>
+template <class Element, class Body>
 INLINE void each_vector(Index dim, Body body) {
-    constexpr int TOGETHER = 4;  // a head of 64 is one of these with AVX-512
     Index j = 0;
-    for (; j + TOGETHER * W <= dim; j += TOGETHER * W)
-        for (int i = 0; i < TOGETHER; ++i) body(j + i * W, W);
-    for (; j < dim; j += W) body(j, std::min<Index>(W, dim - j));
+    if constexpr (!std::is_same_v<Element, Any>) {
+        constexpr int TOGETHER = 4;  // a head of 64 is one of these with AVX-512
+        for (; j + TOGETHER * W <= dim; j += TOGETHER * W)
+            for (int i = 0; i < TOGETHER; ++i) body(j + i * W, W);
+        for (; j < dim; j += W) body(j, W);
+    } else {
+        for (; j < dim; j += W) body(j, std::min<Index>(W, dim - j));
+    }
 }
 
 // φ and R of a row of `dim` entries: the numerator's features, with zeros up to whole vectors, and a call of take(j, y) for
 // each vector of the denominator's, j being its first column.
-template <class Phi, class Rope, class Take>
-INLINE void features(Map<Phi, Rope> map, const float* x, Index dim, Angles angles, float* numerator, Take take) {
-    each_vector(dim, [&](Index j, Index columns) INLINE_LAMBDA {
+template <class Phi, class Rope, class Element, class X, class Take>
+INLINE void features(Map<Phi, Rope, Element> map, const X* x, Index dim, Angles angles, float* numerator, Take take) {
+    each_vector<Element>(dim, [&](Index j, Index columns) INLINE_LAMBDA {
         Vec y = load(x + j);
         if (map.rope == lin_attn::Rope::before) y = rotate(y, Turn::at(angles, j, columns));
         y = apply(map.phi, y);
@@ -178,11 +195,11 @@ INLINE void features(Map<Phi, Rope> map, const float* x, Index dim, Angles angle
 
 // grad = x's gradient, from those of its numerator's and its denominator's features, of which the latter is
 // `scale` · denominator. grad may be numerator.
-template <class Phi, class Rope>
+template <class Phi, class Rope, class Element, class X>
 INLINE void gradient(
-    Map<Phi, Rope> map, const float* x, Index dim, Angles angles, const float* numerator, const float* denominator, float scale,
-    float* grad) {
-    each_vector(dim, [&](Index j, Index columns) INLINE_LAMBDA {
+    Map<Phi, Rope, Element> map, const X* x, Index dim, Angles angles, const float* numerator, const float* denominator,
+    float scale, float* grad) {
+    each_vector<Element>(dim, [&](Index j, Index columns) INLINE_LAMBDA {
         Vec y = load(x + j), g = load(numerator + j);
         if (map.rope == lin_attn::Rope::before) y = rotate(y, Turn::at(angles, j, columns));
         if (map.rope == lin_attn::Rope::after) g = rotate_back(g, Turn::at(angles, j, columns));

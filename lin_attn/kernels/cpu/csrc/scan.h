@@ -34,7 +34,7 @@ class Scan : private Chunk {
     static constexpr Index BLOCK = FLOAT ? CAUSAL_ROWS : CHUNK;
 
   public:
-    Scan(const Problem& problem, Arena& arena, Index pair) : Chunk(problem, arena, pair, FLOAT ? W : 2 * W, !FLOAT) {}
+    Scan(const Problem& problem, Arena& arena, Index pair) : Chunk(problem, arena, pair, !FLOAT) {}
 
     // sums += those of the keys from `begin` to `end`.
     void add_keys(Index begin, Index end, Sums sums) {
@@ -72,8 +72,8 @@ class Scan : private Chunk {
                 const float* scale = inverse_denominators(head);
                 const Rows to = rows_of_chunk(p_.out, head, p_.value_dim);
                 each_block([&](Index i, Index rows) {
-                    float* place = i + rows <= length_ ? to.in_place(i) : nullptr;
-                    if (p_.causal && place != nullptr) return causal_product(attention, {i, rows, place, to.row, false, scale});
+                    if (p_.causal && to.is_aligned() && i + rows <= length_)
+                        return causal_product(attention, {i, rows, to.floats(i), to.row, false, scale});
                     if (p_.causal) causal_product(attention, {i, rows, out, M_});
                     else product(false, rows, M_, D_, q.from(i), s, out, M_);
                     write_outputs(to, i, rows, out, scale);
@@ -147,9 +147,9 @@ class Scan : private Chunk {
             const Left<P> k = of_chunk(keys.k, D_).left(), v = values(keys).left();
             float *grad_k = arena_.take(rows_ * D_), *grad_den = p_.causal ? arena_.take(rows_ * D_) : nullptr;
             const Rows to_v = rows_of_chunk(p_.grad_v, kv_head_, p_.value_dim);
-            float* in_place = FLOAT ? values_in_place(to_v) : nullptr;
-            float* grad_v = in_place != nullptr ? in_place : arena_.take(rows_ * M_);
-            const Index grad_v_stride = in_place != nullptr ? to_v.row : M_;
+            const bool in_place = are_operands(to_v) && !to_v.is_bf16();
+            float* grad_v = in_place ? to_v.floats(0) : arena_.take(rows_ * M_);
+            const Index grad_v_stride = in_place ? to_v.row : M_;
             if (!p_.causal) {
                 product(false, rows_, D_, M_, v, right_st, grad_k, D_);
                 product(false, rows_, M_, D_, k, right_s, grad_v, grad_v_stride);
@@ -174,7 +174,7 @@ class Scan : private Chunk {
                     add_queries(q, right_g, sums);
                 }
             }
-            write_key_gradients(grad_k, in_place != nullptr ? nullptr : grad_v, grad_den, sums.z);
+            write_key_gradients(grad_k, in_place ? nullptr : grad_v, grad_den, sums.z);
         }
     }
 
@@ -197,8 +197,9 @@ class Scan : private Chunk {
     Matrix<P> of_chunk(const float* x, Index columns) { return {arena_, x, rows_, columns}; }
 
     Matrix<P> values(const Keys& keys) {
-        if constexpr (FLOAT) return {arena_, keys.v, rows_, M_, keys.v_stride};
-        else return of_chunk(keys.v, M_);  // a copy: where they lie they are bfloat16
+        if constexpr (!FLOAT)
+            if (keys.v.is_bf16()) return {arena_, reinterpret_cast<const bf16*>(keys.v.p), rows_, M_, keys.v.row};
+        return {arena_, keys.v.floats(0), rows_, M_, keys.v.row};
     }
 
     // dS += q̃ᵀ g

@@ -14,16 +14,18 @@ inline void step_of_pair(const Problem& p, Arena& arena, Index pair) {
     arena.clear();
     const Index batch = pair / p.kv_heads, kv_head = pair % p.kv_heads, groups = p.heads / p.kv_heads;
     const Index dim = p.dim, M = p.value_dim, padded_dim = round_up(dim, W), padded_M = round_up(M, W);
-    const auto with_map = [&](const auto& body) { with(static_cast<Phi>(p.feature_map), static_cast<Rope>(p.rope), body); };
+    const auto with_map = [&](const Rows& x, const auto& body) {
+        with(static_cast<Phi>(p.feature_map), static_cast<Rope>(p.rope), x, body);
+    };
     const Angles angles{p.cos, p.sin};
     float* buffer = arena.take(std::max(padded_dim, padded_M));
 
     float *k_num = arena.take(padded_dim), *k_den = arena.take(padded_dim), *v = arena.take(padded_M);
     const bool hidden = p.key_mask != nullptr && !p.key_mask[batch * p.key_mask_stride[0]];
     if (!hidden) {
-        with_map([&](auto map) {
-            const float* row = read_row(rows_of(p, p.k, batch, kv_head, dim), 0, buffer);
-            features(map, row, dim, angles, k_num, [&](Index j, Vec plain) INLINE_LAMBDA { store(k_den + j, plain); });
+        const Rows x = rows_of(p, p.k, batch, kv_head, dim);
+        with_map(x, [&](auto map) {
+            features(map, read_row(map, x, 0, buffer), dim, angles, k_num, [&](Index j, Vec plain) INLINE_LAMBDA { store(k_den + j, plain); });
         });
         std::copy_n(read_row(rows_of(p, p.v, batch, kv_head, M), 0, buffer), padded_M, v);
     } else {
@@ -35,11 +37,13 @@ inline void step_of_pair(const Problem& p, Arena& arena, Index pair) {
     float *out = arena.take(groups * padded_M), *z = arena.take(padded_dim);
     std::fill_n(out, groups * padded_M, 0.0f);
     std::fill_n(z, padded_dim, 0.0f);
-    with_map([&](auto map) {
+    with_map(rows_of(p, p.q, batch, kv_head * groups, dim), [&](auto map) {
         for (Index g = 0; g < groups; ++g) {
-            const float* row = read_row(rows_of(p, p.q, batch, kv_head * groups + g, dim), 0, buffer);
+            const Rows x = rows_of(p, p.q, batch, kv_head * groups + g, dim);
             float* den = q_den + g * padded_dim;
-            features(map, row, dim, angles, q_num + g * padded_dim, [&](Index j, Vec plain) INLINE_LAMBDA { store(den + j, plain); });
+            features(map, read_row(map, x, 0, buffer), dim, angles, q_num + g * padded_dim, [&](Index j, Vec plain) INLINE_LAMBDA {
+                store(den + j, plain);
+            });
         }
     });
 

@@ -101,6 +101,14 @@ inline BitVec interleave(Vec low, Vec high) {
 #endif
 }
 
+// Two vectors in memory likewise.
+inline BitVec interleave(const float* low, const float* high) { return interleave(load(low), load(high)); }
+
+inline BitVec interleave(const bf16* low, const bf16* high) {
+    const auto widened = [](const bf16* p) { return __builtin_convertvector(read<ShortVec>(p), BitVec); };
+    return widened(low) | (widened(high) << 16);
+}
+
 inline void store(bf16* p, Vec x) {
     const ShortVec y = narrow(x);
     std::memcpy(p, &y, sizeof y);
