@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-SHORTEST = 0.005  # seconds of one timing: quicker calls are timed several at once
+SHORTEST = 0.02  # seconds of one timing: quicker calls are timed several at once
 
 
 def medians(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:

@@ -9,6 +9,8 @@ z_m = Σ φ(k_n).
 This function fixes the mathematics; `backend` picks who computes it.
 """
 
+import functools
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, overload
@@ -25,6 +27,7 @@ from lin_attn.ops.linear_cpu import fused, reason_against
 from lin_attn.ops.linear_reference import Rotation, quadratic, recurrent
 from lin_attn.ops.state import LinearState
 from lin_attn.positions import Rotary
+from lin_attn.positions.tables import keeps
 
 
 @overload
@@ -198,7 +201,7 @@ def _sums(state: LinearState | None, k: Tensor, v: Tensor, wide: torch.dtype) ->
     """S (B, H_k, D, M) and z (B, H_k, D) to start from, of the wide dtype."""
     shape = (*k.shape[:2], k.shape[3], v.shape[3])
     if state is None:
-        return k.new_zeros(shape, dtype=wide), k.new_zeros(shape[:3], dtype=wide)
+        return _zeros(k, shape, wide), _zeros(k, shape[:3], wide)
     for name, x, wanted in (("kv", state.kv, shape), ("k_sum", state.k_sum, shape[:3])):
         if x.shape != wanted or x.dtype != wide or x.device != k.device:
             raise ValueError(
@@ -206,6 +209,19 @@ def _sums(state: LinearState | None, k: Tensor, v: Tensor, wide: torch.dtype) ->
                 f"wanted {wide} of shape {tuple(wanted)} on {k.device}"
             )
     return state.kv, state.k_sum
+
+
+def _zeros(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that nobody writes into, and that no backend gives back as a result."""
+    if keeps() and math.prod(shape) <= 2**18:
+        return _kept_zeros(shape, dtype, like.device)
+    return like.new_zeros(shape, dtype=dtype)
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # so that they can be saved for a backward later
+        return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _wants_grad(*tensors: Tensor) -> bool:

@@ -5,9 +5,12 @@ is opaque to torch.compile and torch.export.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import Parameter
 from torch.utils.flop_counter import register_flop_formula
 
 from lin_attn.feature_maps import FeatureMap
@@ -56,15 +59,18 @@ def fused(
     """Arguments and results as in `linear_chunked.chunked`; `reason_against` says which it takes."""
     cos, sin = rotation if rotation is not None else (None, None)
     arguments = (q, k, v, key_mask, *sums, cos, sin, phi.name, rope, normalize, causal, least(sums[0], eps))
-    if _is_bare(q, k, v, *sums):
-        out, _, kv, k_sum = cpu.forward(*arguments)  # the dispatcher takes longer than a step, or 256 tokens of a head
-    else:
+    if not _is_bare(q, k, v, *sums):
         out, _, kv, k_sum = _forward(*arguments)
+    # The dispatcher takes longer than a step, or 256 tokens of a head.
+    elif torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *sums)):
+        out, kv, k_sum = _Differentiable.apply(*arguments)  # type: ignore[no-untyped-call]
+    else:
+        out, _, kv, k_sum = cpu.forward(*arguments)
     return out, kv, k_sum
 
 
 def _is_bare(*tensors: Tensor) -> bool:
-    """Whether the dispatcher has nothing to do: for autograd, a compiler, a trace, a mode, a subclass, a lazy minus."""
+    """Whether the dispatcher has nothing to do but for autograd: no compiler, trace, mode, subclass or lazy minus."""
     if (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -72,11 +78,35 @@ def _is_bare(*tensors: Tensor) -> bool:
         or torch._C._functorch.peek_interpreter_stack()
     ):
         return False
-    grad = torch.is_grad_enabled()
     for x in tensors:  # noqa: SIM110, a generator takes as long as all that it asks
-        if type(x) is not Tensor or (grad and x.requires_grad) or x.is_neg():
+        if type(x) not in (Tensor, Parameter) or x.is_neg():
             return False
     return True
+
+
+class _Differentiable(torch.autograd.Function):
+    """The same as the operator, for autograd alone."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        out, denominators, kv, k_sum = cpu.forward(*arguments)
+        ctx.options = arguments[8:]
+        ctx.save_for_backward(*arguments[:8], denominators)
+        ctx.set_materialize_grads(False)
+        return out, kv, k_sum
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(  # type: ignore[override]
+        ctx: Any, grad_out: Tensor | None, grad_kv: Tensor | None, grad_k_sum: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        if grad_out is None:
+            q, _, v = ctx.saved_tensors[:3]
+            grad_out = v.new_zeros(()).expand(*q.shape[:3], v.shape[3])
+        tensors = (grad_out, grad_kv, grad_k_sum, *ctx.saved_tensors)
+        bare = _is_bare(*(x for x in tensors if x is not None))
+        grad_q, grad_k, grad_v, grad_kv, grad_k_sum = (cpu.backward if bare else _backward)(*tensors, *ctx.options)
+        return grad_q, grad_k, grad_v, None, grad_kv, grad_k_sum, None, None, *[None] * len(ctx.options)
 
 
 _forward = torch.library.custom_op("lin_attn::linear_cpu", cpu.forward, mutates_args=(), device_types="cpu")

@@ -54,8 +54,8 @@ def forward(
 
 def backward(
     grad_out: Tensor,
-    grad_new_kv: Tensor,
-    grad_new_k_sum: Tensor,
+    grad_new_kv: Tensor | None,
+    grad_new_k_sum: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -71,16 +71,20 @@ def backward(
     causal: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and of the incoming S and z."""
+    """Gradients of q, k, v and of the incoming S and z; None is a gradient of zero."""
     problem, kept = _problem(q, k, v, key_mask, kv, k_sum, cos, sin, feature_map, rope, causal, eps)
     grad_q, grad_k, grad_v = (_fresh(empty_rows(x, x.shape[3])) for x in (q, k, v))
     grad_kv, grad_k_sum = (_fresh(x.new_empty(x.shape)) for x in (kv, k_sum))
-    grad_new_kv, grad_new_k_sum = grad_new_kv.contiguous(), grad_new_k_sum.contiguous()
     slopes = _fresh(torch.empty_like(denominators))
     problem.grad_out = _view(grad_out)
     problem.grad_q, problem.grad_k, problem.grad_v = _view(grad_q), _view(grad_k), _view(grad_v)
     problem.grad_kv, problem.grad_k_sum = grad_kv.data_ptr(), grad_k_sum.data_ptr()
-    problem.grad_new_kv, problem.grad_new_k_sum = grad_new_kv.data_ptr(), grad_new_k_sum.data_ptr()
+    if grad_new_kv is not None:
+        grad_new_kv = grad_new_kv.contiguous()
+        problem.grad_new_kv = grad_new_kv.data_ptr()
+    if grad_new_k_sum is not None:
+        grad_new_k_sum = grad_new_k_sum.contiguous()
+        problem.grad_new_k_sum = grad_new_k_sum.data_ptr()
     problem.denominators = denominators.data_ptr() if normalize else None
     problem.slopes = slopes.data_ptr() if normalize else None
     call("backward", problem)

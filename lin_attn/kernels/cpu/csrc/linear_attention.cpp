@@ -39,11 +39,12 @@ class AllSums {
         add_scaled(to.s, 1.0f, from.s, size());  // S and z, one after the other, in whole vectors
     }
 
-    // From (or to) a pair's dense S (D, M) and z (D).
+    // From (or to) a pair's dense S (D, M) and z (D); null is zero.
     void add_state(Index pair, Index segment, const float* kv, const float* k_sum) {
         const Sums sums = at(pair, segment);
-        for (Index i = 0; i < dim_; ++i) add_dense(sums.s + i * M_, kv + (pair * dim_ + i) * value_dim_, value_dim_);
-        add_dense(sums.z, k_sum + pair * dim_, dim_);
+        for (Index i = 0; i < dim_ && kv != nullptr; ++i)
+            add_dense(sums.s + i * M_, kv + (pair * dim_ + i) * value_dim_, value_dim_);
+        if (k_sum != nullptr) add_dense(sums.z, k_sum + pair * dim_, dim_);
     }
 
     void write_state(Index pair, Index segment, float* kv, float* k_sum) const {

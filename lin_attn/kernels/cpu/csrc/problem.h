@@ -27,7 +27,7 @@ struct Problem {
 
     const float *kv, *k_sum;          // S (B, K, D, M) and z (B, K, D) before these tokens, dense
     float *new_kv, *new_k_sum;        // and after them
-    const float *grad_new_kv, *grad_new_k_sum;
+    const float *grad_new_kv, *grad_new_k_sum;  // null: zero
     float *grad_kv, *grad_k_sum;
 
     float* denominators;              // (B, H, queries), dense; null if not normalised
