@@ -63,7 +63,7 @@ def fused(
         out, _, kv, k_sum = _forward(*arguments)
     # The dispatcher takes longer than a step, or 256 tokens of a head.
     elif torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *sums)):
-        out, kv, k_sum = _Differentiable.apply(*arguments)  # type: ignore[no-untyped-call]
+        out, kv, k_sum = _Differentiable.apply(*arguments)
     else:
         out, _, kv, k_sum = cpu.forward(*arguments)
     return out, kv, k_sum
@@ -88,7 +88,7 @@ class _Differentiable(torch.autograd.Function):
     """The same as the operator, for autograd alone."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         out, denominators, kv, k_sum = cpu.forward(*arguments)
         ctx.options = arguments[8:]
         ctx.save_for_backward(*arguments[:8], denominators)
@@ -96,8 +96,8 @@ class _Differentiable(torch.autograd.Function):
         return out, kv, k_sum
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(  # type: ignore[override]
+    @once_differentiable
+    def backward(
         ctx: Any, grad_out: Tensor | None, grad_kv: Tensor | None, grad_k_sum: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         if grad_out is None:
