@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 from torch.utils.flop_counter import register_flop_formula
 
@@ -96,7 +95,6 @@ class _Differentiable(torch.autograd.Function):
         return out, kv, k_sum
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_kv: Tensor | None, grad_k_sum: Tensor | None
     ) -> tuple[Tensor | None, ...]:
@@ -104,7 +102,8 @@ class _Differentiable(torch.autograd.Function):
             q, _, v = ctx.saved_tensors[:3]
             grad_out = v.new_zeros(()).expand(*q.shape[:3], v.shape[3])
         tensors = (grad_out, grad_kv, grad_k_sum, *ctx.saved_tensors)
-        bare = _is_bare(*(x for x in tensors if x is not None))
+        # The operator knows that it has no derivative, should one be asked for.
+        bare = not torch.is_grad_enabled() and _is_bare(*(x for x in tensors if x is not None))
         grad_q, grad_k, grad_v, grad_kv, grad_k_sum = (cpu.backward if bare else _backward)(*tensors, *ctx.options)
         return grad_q, grad_k, grad_v, None, grad_kv, grad_k_sum, None, None, *[None] * len(ctx.options)
 

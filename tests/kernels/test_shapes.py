@@ -90,6 +90,28 @@ def test_the_layout_of_the_incoming_gradient_changes_nothing(gradient, dtype):
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
+@pytest.mark.parametrize("layout", ["heads outside", "heads inside", "off by one", "gaps"])
+@pytest.mark.parametrize("heads", [(1, 2, 1), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_whole_vectors_are_used_where_they_lie(layout, heads, dtype):
+    """Values, outputs and gradients of values go without a copy, unless it is in a last chunk or at an odd address."""
+
+    def laid_out(x):
+        if layout == "heads inside":
+            return x.transpose(1, 2).contiguous().transpose(1, 2)
+        if layout == "off by one":
+            return torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape)
+        return x if layout == "heads outside" else torch.cat((x, x), dim=3)[..., : x.shape[3]]
+
+    for length in (32, 80, 107):
+        batch, kv_heads, groups = heads
+        drawn = qkv(batch, kv_heads * groups, kv_heads, length, 32, 64, dtype=dtype)
+        inputs = [laid_out(x.detach()).requires_grad_() for x in drawn]
+        got = values_and_gradients(*inputs, rotary=Rotary(32), backend="cpu")
+        wanted = values_and_gradients(*double(*inputs), rotary=Rotary(32), backend="reference")
+        assert_close(got, wanted, TOLERANCE[dtype])
+
+
 @pytest.mark.slow
 def test_offsets_in_memory_may_pass_two_to_the_31():
     """Rows 2²⁶ elements apart, of which only the touched pages are ever there."""

@@ -1,12 +1,14 @@
 """Compilable: torch.compile(fullgraph=True), torch.export and activation checkpointing give the same numbers."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from lin_attn import LinearState, Rotary, linear_attention, softmax_attention
 from lin_attn.attention import LinearAttention, SoftmaxAttention
@@ -169,6 +171,45 @@ def test_an_exported_and_a_traced_module_give_the_same(module):
         leaves = [x, *attention.parameters()]
         pairs = zip(*(torch.autograd.grad(out.square().sum(), leaves) for out in (got, wanted)), strict=True)
         assert all(relative(a, b) <= 10 * FLOAT32 for a, b in pairs)
+
+
+@pytest.mark.parametrize("counted", ["forward", "backward", "both"])
+def test_a_mode_that_watches_operators_sees_the_fused_ones_and_changes_no_bit(counted):
+    """Where nobody watches, autograd alone is told of them."""
+    inputs = qkv(length=70, dtype=torch.float32)
+    weights = torch.randn(2, 4, 70, 5, generator=torch.Generator().manual_seed(2))
+    plain = linear_attention(*inputs, rotary=Rotary(6), backend="cpu")
+    assert "linear_cpu" not in str(type(plain.grad_fn))
+    parts = ("forward", "backward")
+    counters = [FlopCounterMode(display=False) if counted in (part, "both") else None for part in parts]
+    with counters[0] or nullcontext():
+        out = linear_attention(*inputs, rotary=Rotary(6), backend="cpu")
+    with counters[1] or nullcontext():
+        grads = torch.autograd.grad(out, inputs, weights)
+    for counter, name in zip(counters, ("linear_cpu", "linear_cpu_backward"), strict=True):
+        if counter is not None:
+            seen = {str(op): count for op, count in counter.get_flop_counts()["Global"].items()}
+            assert [op for op in seen if op.endswith(f"lin_attn.{name}")], seen
+    assert torch.equal(out, plain)
+    wanted = torch.autograd.grad(plain, inputs, weights)
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted, strict=True))
+
+
+def test_the_fused_gradient_is_not_differentiated_again_and_says_so():
+    inputs = qkv(length=9, dtype=torch.float32)
+    out = linear_attention(*inputs, rotary=Rotary(6), backend="cpu")
+    grads = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        torch.autograd.grad(grads[0].sum(), inputs[0])
+
+
+def test_inputs_that_change_before_backward_are_an_error():
+    q, k, v = qkv(length=9, dtype=torch.float32)
+    k = k * 1
+    out = linear_attention(q, k, v, rotary=Rotary(6), backend="cpu")
+    k.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

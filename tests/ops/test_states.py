@@ -169,6 +169,21 @@ def test_inputs_and_states_are_never_written_to(backend, rope, dtype, length):
     assert after.k_sum.data_ptr() != state.k_sum.data_ptr()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("length", [0, 1, 5])
+def test_what_is_written_into_a_new_state_is_in_no_other_calls_beginning(backend, length):
+    """Sums of zero are made once for all calls."""
+    q, k, v = (x.detach() for x in qkv(length=length, dtype=widest(backend)))
+    out, state = linear_attention(q, k, v, return_state=True, backend=backend)
+    kept = state.kv.clone(), state.k_sum.clone()
+    state.kv.fill_(float("nan"))
+    state.k_sum.fill_(float("nan"))
+    again, fresh = linear_attention(q, k, v, return_state=True, backend=backend)
+    assert torch.equal(again, out)
+    assert torch.equal(fresh.kv, kept[0])
+    assert torch.equal(fresh.k_sum, kept[1])
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_a_state_can_be_branched(name):
     """Two continuations of one prefix, in either order, as beams have them."""
