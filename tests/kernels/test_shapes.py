@@ -112,6 +112,14 @@ def test_rows_of_whole_vectors_are_used_where_they_lie(layout, heads, dtype):
         assert_close(got, wanted, TOLERANCE[dtype])
 
 
+def test_hidden_values_that_lie_as_operands_may_be_anything():
+    q, k, v = qkv(length=64, size=32, value_size=32, dtype=torch.float32)
+    mask = torch.rand(2, 64, generator=torch.Generator().manual_seed(1)) > 0.3
+    dirty = torch.where(mask[:, None, :, None], v.detach(), torch.nan).requires_grad_()
+    got, wanted = (values_and_gradients(q, k, x, rotary=Rotary(32), key_mask=mask, backend="cpu") for x in (dirty, v))
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
 @pytest.mark.slow
 def test_offsets_in_memory_may_pass_two_to_the_31():
     """Rows 2²⁶ elements apart, of which only the touched pages are ever there."""

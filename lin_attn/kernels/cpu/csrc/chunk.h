@@ -81,30 +81,33 @@ class Chunk {
 
     // The keys; z, unless it is null, takes them up, and only then are there `sums`.
     Keys read_keys(float* z) {
-        float *k = arena_.take(rows_ * D_), *sums = nullptr;
+        float *k = arena_.take(rows_ * D_), *before = nullptr, *sums = nullptr;  // those before each row, and up to it
         if (z != nullptr) {
-            sums = arena_.take((rows_ + 1) * D_);
-            copy_row(z, sums, D_);
+            before = arena_.take((rows_ + 1) * D_);
+            sums = before + D_;
+            copy_row(z, before, D_);
         }
         with_map(rows_of_chunk(p_.k, kv_head_, p_.dim), [&](auto map) {
             const FeatureRows read = features_of(p_.k, kv_head_);
             const Visible visible = visible_keys();
             for (Index i = 0; i < rows_; ++i) {
                 ahead_.ask(lines_per_row_);
-                float *row = k + i * D_, *before = sums + i * D_, *after = before + D_;
+                const Index row = i * D_;
                 if (!visible(i)) {  // taken out after the feature map, as φ(0) = 1
-                    zero_row(row, D_);
-                    if (sums != nullptr) copy_row(before, after, D_);
-                } else if (sums != nullptr) {
-                    read(map, i, row, [&](Index j, Vec plain) INLINE_LAMBDA { store(after + j, load(before + j) + plain); });
+                    zero_row(k + row, D_);
+                    if (z != nullptr) copy_row(before + row, sums + row, D_);
+                } else if (z != nullptr) {
+                    read(map, i, k + row, [&](Index j, Vec plain) INLINE_LAMBDA {
+                        store(sums + row + j, load(before + row + j) + plain);
+                    });
                 } else {
-                    read(map, i, row, [](Index, Vec) {});
+                    read(map, i, k + row, [](Index, Vec) {});
                 }
             }
         });
-        if (z != nullptr) copy_row(sums + rows_ * D_, z, D_);
+        if (z != nullptr) copy_row(before + rows_ * D_, z, D_);
         const Rows v = rows_of_chunk(p_.v, kv_head_, p_.value_dim);
-        return {k, are_operands(v) ? v : copy_of_values(v), sums + D_};
+        return {k, are_operands(v) ? v : copy_of_values(v), sums};
     }
 
     // q̃ (rows, D). For each row i, body(i, read) is called, and has to call read(take), see `features`.

@@ -2,7 +2,10 @@
 //
 // A head of keys and values, with the heads of queries that share it, is a pair (batch, kv head). Where there are too few
 // pairs to keep the threads busy, each sequence is cut into segments: the sums of each are made first, from which follows
-// what every segment starts with; then the segments are scanned side by side.
+// what every segment starts with; then the segments are scanned side by side. Forward's first segment needs no sums, and so
+// it is scanned while those of the others are made.
+
+#include <cmath>
 
 #include "scan.h"
 #include "step.h"
@@ -10,10 +13,10 @@
 namespace lin_attn {
 namespace {
 
-// A sequence cut into equal parts but for the last.
+// A sequence cut into parts of equal length, but for the last, and for a first one of another length if that is not 0.
 struct Segments {
-    Index count, length, total;
-    Index begin(Index j) const { return std::min(total, j * length); }
+    Index count, length, total, first = 0;
+    Index begin(Index j) const { return std::min(total, first == 0 || j == 0 ? j * length : first + (j - 1) * length); }
     Index end(Index j) const { return begin(j + 1); }
 };
 
@@ -74,11 +77,13 @@ class Passes {
     void forward() {
         expect(p_.out, p_.heads * p_.queries * p_.value_dim);
         if (p_.causal) {
-            const Segments segments = cut(p_.queries, EXTRA_PASS);
+            const Segments segments = cut_ahead(p_.queries);
+            const Index done = segments.first == 0 ? 0 : 1, last = segments.count - 1;
             AllSums sums = segment_starts(segments);
-            each(segments.count, [&](Scan<P> scan, Index pair, Index j) {
+            each(segments.count - done, [&](Scan<P> scan, Index pair, Index i) {
+                const Index j = done + i;
                 scan.outputs(segments.begin(j), segments.end(j), sums.at(pair, j));
-                if (j + 1 == segments.count) sums.write_state(pair, j, p_.new_kv, p_.new_k_sum);
+                if (j == last) sums.write_state(pair, j, p_.new_kv, p_.new_k_sum);
             });
             return;
         }
@@ -135,7 +140,7 @@ class Passes {
 
   private:
     // The time of a pass that makes only the sums, as a share of that of the scan.
-    static constexpr double EXTRA_PASS = 0.4;
+    static constexpr double EXTRA_PASS = 0.44;
 
     // A result, dense in memory, with so many elements a sequence of the batch.
     void expect(const Tensor& x, Index elements) const {
@@ -159,6 +164,19 @@ class Passes {
         return {std::max<Index>((length + part - 1) / part, 1), part, length};
     }
 
+    // The same for forward. Where there are fewer pairs than threads, the threads left over make the sums while the others scan
+    // a first segment of each pair, which is so long that both take the same time.
+    Segments cut_ahead(Index length) const {
+        const Segments equal = cut(length, EXTRA_PASS);
+        const Index others = p_.threads - pairs_;
+        if (equal.count == 1 || others < 1) return equal;
+        const double first = EXTRA_PASS * pairs_ * (equal.count - 1) / others;  // of a segment's length
+        const Index chunks = (length + CHUNK - 1) / CHUNK, part = std::ceil(chunks / (equal.count + first));
+        const Index ahead = chunks - equal.count * part;
+        if (ahead < 1) return equal;
+        return {equal.count + 1, part * CHUNK, length, ahead * CHUNK};
+    }
+
     // Calls body(scan, pair, j) for all pairs and j < count, on all threads.
     template <class Body>
     void each(Index count, Body body) {
@@ -169,26 +187,31 @@ class Passes {
     }
 
     // What each segment starts with: the state that came in and the keys of the segments before. Each of these is cut
-    // again, for all threads to have a part.
+    // again, for all threads to have a part. A first segment of another length is scanned at once.
     AllSums segment_starts(const Segments& segments) {
-        const Index before_last = segments.count - 1, chunks = segments.length / CHUNK;
-        const Index wanted = before_last == 0 ? 1 : (p_.threads + pairs_ * before_last - 1) / (pairs_ * before_last);
+        const Index done = segments.first == 0 ? 0 : 1, summed = segments.count - 1 - done;
+        const Index items = std::max<Index>(pairs_ * summed, 1), others = p_.threads - done * pairs_;
+        const Index wanted = (others + items - 1) / items, chunks = segments.length / CHUNK;
         const Index length = (chunks + wanted - 1) / wanted * CHUNK, parts = (segments.length + length - 1) / length;
-        AllSums sums(p_, segments.count), of_parts(p_, before_last * parts);
-        each(before_last * parts, [&](Scan<P> scan, Index pair, Index part) {
-            const Index segment = part / parts, begin = segments.begin(segment) + part % parts * length;
-            of_parts.clear(pair, part);
-            scan.add_keys(begin, std::min(begin + length, segments.end(segment)), of_parts.at(pair, part));
-        });
+        AllSums sums(p_, segments.count), of_parts(p_, summed * parts);
         for (Index pair = 0; pair < pairs_; ++pair) {
             sums.clear(pair, 0);
             sums.add_state(pair, 0, p_.kv, p_.k_sum);
+        }
+        each(done + summed * parts, [&](Scan<P> scan, Index pair, Index item) {
+            if (item < done) return scan.outputs(0, segments.first, sums.at(pair, 0));
+            const Index part = item - done, segment = done + part / parts;
+            const Index begin = segments.begin(segment) + part % parts * length;
+            of_parts.clear(pair, part);
+            scan.add_keys(begin, std::min(begin + length, segments.end(segment)), of_parts.at(pair, part));
+        });
+        for (Index pair = 0; pair < pairs_; ++pair)
             for (Index j = 1; j < segments.count; ++j) {
                 sums.clear(pair, j);
                 sums.add(pair, j, sums, j - 1);
-                for (Index part = (j - 1) * parts; part < j * parts; ++part) sums.add(pair, j, of_parts, part);
+                const Index before = (j - 1 - done) * parts;  // negative: they are in the sums already
+                for (Index part = 0; part < parts && before >= 0; ++part) sums.add(pair, j, of_parts, before + part);
             }
-        }
         return sums;
     }
 

@@ -38,8 +38,8 @@ class Scan : private Chunk {
 
     // sums += those of the keys from `begin` to `end`.
     void add_keys(Index begin, Index end, Sums sums) {
-        for (Range now = first(begin, end), next; now.begin < end; now = next) {
-            next = after(now, end);
+        for (Range now = from(begin, end), next; now.begin < end; now = next) {
+            next = from(now.end, end);
             start_chunk(now, Scanned::to_right);
             expect_keys(next);
             share_lines(1);
@@ -50,8 +50,8 @@ class Scan : private Chunk {
 
     // out; sums goes from those before `begin` to those before `end` if causal, else it stays.
     void outputs(Index begin, Index end, Sums sums) {
-        for (Range now = first(begin, end), next; now.begin < end; now = next) {
-            next = after(now, end);
+        for (Range now = from(begin, end), next; now.begin < end; now = next) {
+            next = from(now.end, end);
             start_chunk(now, Scanned::to_right);
             if (p_.causal) expect_keys(next);
             for (Index head = first_head_; head < last_head_; ++head) {
@@ -88,8 +88,8 @@ class Scan : private Chunk {
     void query_gradients(Index begin, Index end, Sums sums, const Sums* from_queries) {
         Block st = allocate(M_ * D_, false);  // Sᵀ serves here: ∂q̃ = g Sᵀ
         transpose(sums.s, M_, D_, M_, st.get(), D_);
-        for (Range now = first(begin, end), next; now.begin < end; now = next) {
-            next = after(now, end);
+        for (Range now = from(begin, end), next; now.begin < end; now = next) {
+            next = from(now.end, end);
             start_chunk(now, Scanned::to_right);
             if (p_.causal) expect_keys(next);
             for (Index head = first_head_; head < last_head_; ++head) {
@@ -132,8 +132,8 @@ class Scan : private Chunk {
 
     // grad_k and grad_v, from right to left; sums goes from dS and dz after `end` to those after `begin` if causal.
     void key_gradients(Index begin, Index end, Sums sums) {
-        for (Range now = last(begin, end), next; now.end > begin; now = next) {
-            next = before(now, begin);
+        for (Range now = up_to(end, begin), next; now.end > begin; now = next) {
+            next = up_to(now.begin, begin);
             start_chunk(now, Scanned::to_left);
             expect_keys(next);
             expect(p_.grad_k, kv_head_, p_.dim, next);
@@ -179,10 +179,9 @@ class Scan : private Chunk {
     }
 
   private:
-    static Range first(Index begin, Index end) { return {begin, std::min(begin + CHUNK, end)}; }
-    static Range after(Range now, Index end) { return {now.end, std::min(now.end + CHUNK, end)}; }
-    static Range last(Index begin, Index end) { return {begin + (end - begin - 1) / CHUNK * CHUNK, end}; }
-    static Range before(Range now, Index begin) { return {std::max(now.begin - CHUNK, begin), now.begin}; }
+    // The chunk from n on, and the one up to n; empty at the sequence's end.
+    static Range from(Index n, Index end) { return {n, std::min(n + CHUNK, end)}; }
+    static Range up_to(Index n, Index begin) { return {std::max(n - CHUNK, begin), n}; }
 
     void start_chunk(Range range, Scanned scanned) {
         start(range, scanned);
