@@ -12,9 +12,11 @@ import functools
 import math
 import mmap
 import os
-import weakref
+import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,10 +38,21 @@ def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) 
     except OSError:  # what is kept is not there for others to go without
         release()
         return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
-    buffer = (ctypes.c_char * size).from_buffer(memory)
-    weakref.finalize(buffer, _give_back, memory).atexit = False  # when the last tensor on it is gone
-    storage = torch.frombuffer(buffer, dtype=dtype, count=count).untyped_storage()
-    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)  # a tensor, not a view of one
+    loan = _loan(size).from_buffer(memory)
+    loan.memory = memory
+    result = torch.frombuffer(loan, dtype=dtype, count=count)
+    return result.set_(result.untyped_storage(), 0, shape, strides)  # a tensor, not a view of one
+
+
+@functools.lru_cache(maxsize=64)
+def _loan(size: int) -> Any:
+    """The type of a buffer that gives its memory back when the last tensor on it is gone."""
+
+    def give_back(self: Any, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            _give_back(self.memory)
+
+    return type("Loan", (ctypes.c_char * size,), {"__del__": give_back})
 
 
 def limit() -> int:
