@@ -120,12 +120,13 @@ class FeedForward(nn.Module):
 def gelu(x: Tensor) -> Tensor:
     """x Φ(x), Φ the normal distribution's; of a token's numbers by way of float64.
 
-    In float32 on the CPU torch has oneDNN compute it, whose setting up takes 27 µs in a step of decoding, where its
-    code is not at hand; in float64 it is torch's own loop, 7 µs for 1,024 numbers with both conversions.
+    In float32 on the CPU torch has oneDNN compute it, which takes longer to set up than a token's numbers take; in
+    float64 it is a loop of torch's own. A step of decoding gains a tenth (docs/performance.md).
     """
-    if x.numel() <= 2048 and x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad:
-        return F.gelu(x.double()).float()
-    return F.gelu(x)
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # of a size that is not known
+    if traced or x.requires_grad or x.dtype != torch.float32 or not x.is_cpu or x.numel() > 2048:
+        return F.gelu(x)
+    return F.gelu(x.double()).float()
 
 
 class Block(nn.Module):

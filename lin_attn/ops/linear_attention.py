@@ -17,13 +17,14 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lin_attn.feature_maps import FeatureMap, is_registered
 from lin_attn.feature_maps import feature_map as find_feature_map
 from lin_attn.ops.backends import check_backend
 from lin_attn.ops.checks import check_key_mask, check_qkv, check_rotary
 from lin_attn.ops.linear_chunked import chunked
-from lin_attn.ops.linear_cpu import fused, reason_against
+from lin_attn.ops.linear_cpu import fused, reason_against, wants_grad
 from lin_attn.ops.linear_reference import Rotation, quadratic, recurrent
 from lin_attn.ops.state import LinearState
 from lin_attn.positions import Rotary
@@ -149,7 +150,7 @@ def linear_attention(
 
         dims = q.shape[3], v.shape[3]
         if backend == "auto":
-            step = q.shape[2] == k.shape[2] == 1 and not _wants_grad(q, k, v, *sums)
+            step = q.shape[2] == k.shape[2] == 1 and not wants_grad(q, k, v, *sums)
             backend = fastest(q.device, q.dtype, dims, phi.name, step=step)
         elif backend == "cpu" and (reason := reason_against(q.device, q.dtype, dims, phi.name)) is not None:
             raise ValueError(
@@ -213,7 +214,7 @@ def _sums(state: LinearState | None, k: Tensor, v: Tensor, wide: torch.dtype) ->
 
 def _zeros(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros that nobody writes into, and that no backend gives back as a result."""
-    if keeps() and math.prod(shape) <= 2**18:
+    if type(like) in (Tensor, Parameter) and like.is_cpu and keeps() and math.prod(shape) <= 2**18:
         return _kept_zeros(shape, dtype, like.device)
     return like.new_zeros(shape, dtype=dtype)
 
@@ -222,7 +223,3 @@ def _zeros(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def _kept_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # so that they can be saved for a backward later
         return torch.zeros(shape, dtype=dtype, device=device)
-
-
-def _wants_grad(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

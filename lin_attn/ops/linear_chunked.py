@@ -218,19 +218,28 @@ def _(grad_out, grad_kv, grad_k_sum, q, k, v, key_mask, kv, k_sum, *_):  # type:
     return tuple(x.new_empty(x.shape) for x in (q, k, v, kv, k_sum))
 
 
+def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    """Keeps for `gradients` what they need of the arguments and results of the forward operator."""
+    ctx.options = inputs[8:]
+    ctx.save_for_backward(*inputs[:8], output[1])
+
+
+def gradients(
+    ctx: Any, backward: Any, grad_out: Tensor, grad_kv: Tensor | None, grad_k_sum: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the forward operator's arguments, by the backward operator."""
+    grad_q, grad_k, grad_v, grad_kv, grad_k_sum = backward(
+        grad_out, grad_kv, grad_k_sum, *ctx.saved_tensors, *ctx.options
+    )
+    return grad_q, grad_k, grad_v, None, grad_kv, grad_k_sum, None, None, *[None] * len(ctx.options)
+
+
 def differentiate(forward: Any, backward: Any) -> None:
     """Makes one operator the derivative of another; their arguments and results are those of the two above."""
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-        tensors, ctx.options = inputs[:8], inputs[8:]
-        ctx.save_for_backward(*tensors, output[1])
-
     def grad(ctx: Any, grad_out: Tensor, _: Tensor, grad_kv: Tensor, grad_k_sum: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast(grad_out.device.type, enabled=False):
-            grad_q, grad_k, grad_v, grad_kv, grad_k_sum = backward(
-                grad_out, grad_kv, grad_k_sum, *ctx.saved_tensors, *ctx.options
-            )
-        return grad_q, grad_k, grad_v, None, grad_kv, grad_k_sum, None, None, *[None] * 5
+            return gradients(ctx, backward, grad_out, grad_kv, grad_k_sum)
 
     forward.register_autograd(grad, setup_context=save)
 

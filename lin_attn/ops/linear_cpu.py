@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 from lin_attn.feature_maps import FeatureMap
 from lin_attn.kernels import cpu
 from lin_attn.kernels.cpu.calls import empty_rows
-from lin_attn.ops.linear_chunked import differentiate
+from lin_attn.ops.linear_chunked import differentiate, gradients, save
 from lin_attn.ops.linear_reference import Rotation, Sums, least
 
 
@@ -61,15 +61,20 @@ def fused(
     if not _is_bare(q, k, v, *sums):
         out, _, kv, k_sum = _forward(*arguments)
     # The dispatcher takes longer than a step, or 256 tokens of a head.
-    elif torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *sums)):
+    elif wants_grad(q, k, v, *sums):
         out, kv, k_sum = _Differentiable.apply(*arguments)
     else:
         out, _, kv, k_sum = cpu.forward(*arguments)
     return out, kv, k_sum
 
 
+def wants_grad(*tensors: Tensor) -> bool:
+    """Whether autograd is to know what is made of them."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
 def _is_bare(*tensors: Tensor) -> bool:
-    """Whether the dispatcher has nothing to do but for autograd: no compiler, trace, mode, subclass or lazy minus."""
+    """Whether the dispatcher has nothing to do but for autograd: no compiler, trace, mode, transform or subclass."""
     if (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -77,10 +82,20 @@ def _is_bare(*tensors: Tensor) -> bool:
         or torch._C._functorch.peek_interpreter_stack()
     ):
         return False
-    for x in tensors:  # noqa: SIM110, a generator takes as long as all that it asks
-        if type(x) not in (Tensor, Parameter) or x.is_neg():
+    for x in tensors:
+        if type(x) not in (Tensor, Parameter) or torch._C._dispatch_keys(x).raw_repr() not in _PLAIN:
             return False
     return True
+
+
+def _plain_keys() -> frozenset[int]:
+    """The dispatch keys of tensors that are numbers in memory and no more; a lazy minus, for one, has others."""
+    with torch.inference_mode():
+        inference = torch.empty(0, device="cpu")
+    return frozenset(torch._C._dispatch_keys(x).raw_repr() for x in (torch.empty(0, device="cpu"), inference))
+
+
+_PLAIN = _plain_keys()
 
 
 class _Differentiable(torch.autograd.Function):
@@ -88,10 +103,11 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        out, denominators, kv, k_sum = cpu.forward(*arguments)
-        ctx.options = arguments[8:]
-        ctx.save_for_backward(*arguments[:8], denominators)
+        results = cpu.forward(*arguments)
+        save(ctx, arguments, results)
         ctx.set_materialize_grads(False)
+        out, _, kv, k_sum = results
+        ctx.out = out.shape, out.dtype
         return out, kv, k_sum
 
     @staticmethod
@@ -99,13 +115,15 @@ class _Differentiable(torch.autograd.Function):
         ctx: Any, grad_out: Tensor | None, grad_kv: Tensor | None, grad_k_sum: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         if grad_out is None:
-            q, _, v = ctx.saved_tensors[:3]
-            grad_out = v.new_zeros(()).expand(*q.shape[:3], v.shape[3])
-        tensors = (grad_out, grad_kv, grad_k_sum, *ctx.saved_tensors)
-        # The operator knows that it has no derivative, should one be asked for.
-        bare = not torch.is_grad_enabled() and _is_bare(*(x for x in tensors if x is not None))
-        grad_q, grad_k, grad_v, grad_kv, grad_k_sum = (cpu.backward if bare else _backward)(*tensors, *ctx.options)
-        return grad_q, grad_k, grad_v, None, grad_kv, grad_k_sum, None, None, *[None] * len(ctx.options)
+            shape, dtype = ctx.out
+            grad_out = torch.zeros((), dtype=dtype, device="cpu").expand(shape)
+        return gradients(ctx, _either_backward, grad_out, grad_kv, grad_k_sum)
+
+
+def _either_backward(*arguments: Any) -> Any:
+    # The operator knows that it has no derivative, should one be asked for.
+    bare = not torch.is_grad_enabled() and _is_bare(*(x for x in arguments if isinstance(x, Tensor)))
+    return (cpu.backward if bare else _backward)(*arguments)
 
 
 _forward = torch.library.custom_op("lin_attn::linear_cpu", cpu.forward, mutates_args=(), device_types="cpu")

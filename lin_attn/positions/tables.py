@@ -55,7 +55,12 @@ def kept_tables(key: Hashable, make: Callable[[], Tables]) -> Tables:
 
 def keeps() -> bool:
     """Whether tables are kept here, and not made anew."""
-    return not (torch.compiler.is_compiling() or torch._C._get_tracing_state() or torch._C._len_torch_dispatch_stack())
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack()  # what is made within a transform is of no use after it
+    )
 
 
 def _bytes(tables: Tables) -> int:

@@ -24,8 +24,8 @@ double normal() { return std::normal_distribution<double>()(random_bits); }
 
 constexpr float NONE = std::numeric_limits<float>::quiet_NaN();
 
-// A tensor of four axes in memory of its own: axes in any order, gaps between entries or not, entries of an axis one and the
-// same (`shared`) or not.
+// A tensor of four axes in memory of its own: axes in any order, gaps between entries or not, entries of the first
+// `shared` axes one and the same.
 template <class T>
 struct Strided {
     Index shape[4], stride[4];
@@ -33,12 +33,12 @@ struct Strided {
     std::unique_ptr<T[]> memory;
     Index size;
 
-    Strided(Index a, Index b, Index c, Index d, bool shared = false) : shape{a, b, c, d} {
+    Strided(Index a, Index b, Index c, Index d, int shared = 0) : shape{a, b, c, d} {
         int order[4] = {3, 2, 1, 0};  // innermost first
         if (coin()) std::shuffle(order, order + 4, random_bits);
         Index next = coin() ? 1 : between(1, 3);
         for (int axis : order) {
-            stride[axis] = shared && axis < 2 ? 0 : next;
+            stride[axis] = axis < shared ? 0 : next;
             if (stride[axis] != 0) next = next * std::max<Index>(shape[axis], 1) + (coin() ? 0 : between(0, 5));
         }
         size = 1;
@@ -129,8 +129,8 @@ struct Case {
     Index B, K, G, N, keys, D, M;
     Phi map;
     Rope rope;
-    bool causal, normalize, masked, bf16_tensors, bf16_products;
-    int threads;
+    bool causal, normalize, masked, no_state_gradient, bf16_tensors, bf16_products;
+    int threads, poison;
     Index H() const { return K * G; }
 };
 
@@ -208,14 +208,19 @@ void compare(const Case& c, const char* name, const std::vector<double>& got, co
 
 template <class T>
 void check(const Case& c) {
-    const bool shared = between(0, 3) == 0;
-    Strided<T> q(c.B, c.H(), c.N, c.D), k(c.B, c.K, c.keys, c.D, shared), v(c.B, c.K, c.keys, c.M, shared);
+    const int shared = between(0, 3) == 0 ? 2 : 0, of_values = between(0, 3) == 0 ? 3 : shared;
+    Strided<T> q(c.B, c.H(), c.N, c.D), k(c.B, c.K, c.keys, c.D, shared), v(c.B, c.K, c.keys, c.M, of_values);
     Strided<T> grad_out(c.B, c.H(), c.N, c.M, shared), out(c.B, c.H(), c.N, c.M);
     Strided<T> grad_q(c.B, c.H(), c.N, c.D), grad_k(c.B, c.K, c.keys, c.D), grad_v(c.B, c.K, c.keys, c.M);
     for (Strided<T>* x : {&q, &k, &v, &grad_out}) x->fill();
     const Index states = c.B * c.K * c.D * c.M, sums = c.B * c.K * c.D, rows = c.B * c.H() * c.N;
     const Floats kv = floats(states, true), k_sum = floats(sums, true), grad_new_kv = floats(states, true);
-    const Floats grad_new_k_sum = floats(sums, true), new_kv = floats(states, false), new_k_sum = floats(sums, false);
+    const Floats grad_new_k_sum = floats(sums, true);
+    if (c.no_state_gradient) {
+        std::fill(grad_new_kv.get(), grad_new_kv.get() + states, 0.0f);
+        std::fill(grad_new_k_sum.get(), grad_new_k_sum.get() + sums, 0.0f);
+    }
+    const Floats new_kv = floats(states, false), new_k_sum = floats(sums, false);
     const Floats grad_kv = floats(states, false), grad_k_sum = floats(sums, false);
     const Floats denominators = floats(rows, false), slopes = floats(rows, false);
     for (Index i = 0; i < sums; ++i) k_sum[i] = std::fabs(k_sum[i]) + 0.5f;  // as positive features leave it
@@ -238,12 +243,12 @@ void check(const Case& c) {
     if (c.masked) p.key_mask = mask.get(), p.key_mask_stride[0] = c.keys * mask_step, p.key_mask_stride[1] = mask_step;
     if (c.rope != Rope::none) p.cos = cos.get(), p.sin = sin.get();
     p.kv = kv.get(), p.k_sum = k_sum.get(), p.new_kv = new_kv.get(), p.new_k_sum = new_k_sum.get();
-    p.grad_new_kv = grad_new_kv.get(), p.grad_new_k_sum = grad_new_k_sum.get();
+    if (!c.no_state_gradient) p.grad_new_kv = grad_new_kv.get(), p.grad_new_k_sum = grad_new_k_sum.get();
     p.grad_kv = grad_kv.get(), p.grad_k_sum = grad_k_sum.get();
     if (c.normalize) p.denominators = denominators.get(), p.slopes = slopes.get();
     p.eps = 1e-12f;
     p.feature_map = int(c.map), p.rope = int(c.rope), p.causal = c.causal;
-    p.bf16_tensors = c.bf16_tensors, p.bf16_products = c.bf16_products, p.threads = c.threads, p.poison = 1;
+    p.bf16_tensors = c.bf16_tensors, p.bf16_products = c.bf16_products, p.threads = c.threads, p.poison = c.poison;
 
     // The same, one query and one key at a time.
     const auto row = [](const Strided<T>& x, Index b, Index h, Index n) {
@@ -373,7 +378,9 @@ Case draw(Index i) {
     c.masked = coin();
     c.bf16_tensors = coin();
     c.bf16_products = c.bf16_tensors && coin();
-    c.threads = coin() ? 1 : 3;
+    c.threads = coin() ? 1 : between(2, 7);
+    c.poison = coin();  // else memory of earlier calls is used again
+    c.no_state_gradient = coin();
     return c;
 }
 

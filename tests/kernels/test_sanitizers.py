@@ -13,7 +13,7 @@ from lin_attn.kernels.cpu import build
 
 DRIVER = Path(__file__).with_name("driver.cpp")
 FLAGS = ["-std=c++17", "-O1", "-g1", "-ffp-contract=fast", "-fno-math-errno", "-pthread", "-Wno-psabi"]
-# The checks left out would make the compiler take four times as long; vectors are read and written by memcpy.
+# The checks left out would make the compiler take four times as long.
 MEMORY = ["-fsanitize=address,undefined", "-fno-sanitize=null,alignment,pointer-overflow", "-fno-sanitize-recover=all"]
 RUNS = {
     # compiler's flags, seed, number of problems

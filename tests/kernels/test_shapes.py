@@ -90,7 +90,7 @@ def test_the_layout_of_the_incoming_gradient_changes_nothing(gradient, dtype):
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
-@pytest.mark.parametrize("layout", ["heads outside", "heads inside", "off by one", "gaps"])
+@pytest.mark.parametrize("layout", ["heads outside", "heads inside", "off by one", "gaps", "one row"])
 @pytest.mark.parametrize("heads", [(1, 2, 1), (2, 1, 3)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_of_whole_vectors_are_used_where_they_lie(layout, heads, dtype):
@@ -101,6 +101,8 @@ def test_rows_of_whole_vectors_are_used_where_they_lie(layout, heads, dtype):
             return x.transpose(1, 2).contiguous().transpose(1, 2)
         if layout == "off by one":
             return torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape)
+        if layout == "one row":
+            return x[:, :, :1].expand(x.shape)
         return x if layout == "heads outside" else torch.cat((x, x), dim=3)[..., : x.shape[3]]
 
     for length in (32, 80, 107):

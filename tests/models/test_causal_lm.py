@@ -162,6 +162,18 @@ def test_gelu_is_exact_however_many_numbers_there_are(size):
         assert torch.allclose(got.double(), wanted, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_exported_model_serves_any_length(grad):
+    model = CausalLM(network={"d_model": 32, "n_layers": 1, "n_heads": 2}).eval()
+    tokens = torch.randint(256, (1, 300))
+    with torch.set_grad_enabled(grad):
+        length = torch.export.Dim("length", min=2, max=4096)
+        program = torch.export.export(model, (tokens[:, :100],), dynamic_shapes={"tokens": {1: length}})
+        for cut in (2, 300):
+            got = program.module()(tokens[:, :cut])
+            assert torch.allclose(got, model(tokens[:, :cut]), atol=1e-5)
+
+
 def test_dropout_follows_the_embedding_and_each_branch(tokens):
     model = CausalLM(network=SIZES | {"dropout": 0.3})
     calls = []

@@ -203,6 +203,32 @@ def test_the_fused_gradient_is_not_differentiated_again_and_says_so():
         torch.autograd.grad(grads[0].sum(), inputs[0])
 
 
+def test_gradients_of_several_outputs_at_once_are_those_of_each():
+    """torch runs backward once, on a batch of cotangents that looks like one."""
+    inputs = qkv(length=9, dtype=torch.float32)
+    out = linear_attention(*inputs, rotary=Rotary(6), backend="cpu")
+    cotangents = torch.randn(3, *out.shape, generator=torch.Generator().manual_seed(1))
+    at_once = torch.autograd.grad(out, inputs, cotangents, is_grads_batched=True, retain_graph=True)
+    for i, cotangent in enumerate(cotangents):
+        alone = torch.autograd.grad(out, inputs, cotangent, retain_graph=True)
+        assert all(relative(a[i], b) <= FLOAT32 for a, b in zip(at_once, alone, strict=True))
+
+
+@pytest.mark.parametrize("transform", ["grad", "vjp", "functionalize"])
+@pytest.mark.parametrize("rotary", [Rotary(6), None], ids=["rotary", "no positions"])
+def test_a_transform_leaves_nothing_behind_for_the_next_call(transform, rotary):
+    """Neither angles nor sums of zero that were made within it: they are of no use outside."""
+    q, k, v = (x.detach() for x in qkv(length=11, dtype=torch.float32))
+    op = partial(linear_attention, k=k, v=v, rotary=rotary)
+    if transform == "functionalize":
+        torch.func.functionalize(lambda q: op(q, backend="reference"))(q)
+    elif transform == "vjp":
+        torch.func.vjp(lambda q: op(q, backend="reference"), q)
+    else:
+        torch.func.grad(lambda q: op(q, backend="reference").sum())(q)
+    assert relative(op(q, backend="cpu"), op(q, backend="reference")) <= FLOAT32
+
+
 def test_inputs_that_change_before_backward_are_an_error():
     q, k, v = qkv(length=9, dtype=torch.float32)
     k = k * 1
@@ -223,3 +249,17 @@ def test_activation_checkpointing_gives_the_same_gradients(backend, reentrant):
         x.grad = None
     (checkpoint(op, q, k, v, use_reentrant=reentrant) * weights).sum().backward()
     assert all(torch.equal(x.grad, g) for x, g in zip((q, k, v), plain, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_activation_checkpointing_where_only_the_state_has_a_gradient(backend):
+    """What is saved is read once, though the output's gradient has to be made up."""
+    k, v = qkv(length=70, dtype=widest(backend))[1:]
+
+    def state(k: Tensor, v: Tensor) -> Tensor:
+        q = k.repeat_interleave(2, dim=1)
+        return linear_attention(q, k, v, rotary=Rotary(6), return_state=True, backend=backend)[1].kv.square().sum()
+
+    plain = torch.autograd.grad(state(k, v), (k, v))
+    got = torch.autograd.grad(checkpoint(state, k, v, use_reentrant=False), (k, v))
+    assert all(torch.equal(a, b) for a, b in zip(got, plain, strict=True))

@@ -1,9 +1,10 @@
 // A chunk of one head of keys and values, and of the heads of queries that share it: its rows as they are read from the
 // caller's tensors into scratch memory, and written back.
 //
-// All of a chunk lies in scratch memory as float32, in rows of whole vectors, its length filled up with zero rows: a zero
-// feature adds nothing anywhere. Its rows stand in the order of the scan, which goes from left to right or from right to left:
-// what comes later sees what came before, in both.
+// In scratch memory they are float32, in rows of whole vectors, the chunk's length filled up with zero rows: a zero feature
+// adds nothing anywhere. Values, outputs and gradients of values stay in the tensors where products can use them there. Rows
+// stand in the order of the scan, which goes from left to right or from right to left: what comes later sees what came before,
+// in both.
 
 #pragma once
 
@@ -26,8 +27,8 @@ class Chunk {
           last_head_(first_head_ + problem.heads / problem.kv_heads),
           D_(round_up(problem.dim, W)),
           M_(round_up(problem.value_dim, W)),
-          bf16_products_(bf16_products),
-          ahead_(std::max(D_, M_) / 2 + CHUNK) {}
+          ahead_(std::max(D_, M_) / 2 + CHUNK),
+          bf16_products_(bf16_products) {}
 
     enum class Scanned { to_right, to_left };
 
@@ -107,7 +108,7 @@ class Chunk {
         });
         if (z != nullptr) copy_row(before + rows_ * D_, z, D_);
         const Rows v = rows_of_chunk(p_.v, kv_head_, p_.value_dim);
-        return {k, are_operands(v) ? v : copy_of_values(v), sums};
+        return {k, can_be_operands(v) ? v : copy_of_values(v), sums};
     }
 
     // q̃ (rows, D). For each row i, body(i, read) is called, and has to call read(take), see `features`.
@@ -211,7 +212,7 @@ class Chunk {
     }
 
     // Whether the chunk's values, or their gradients, can be operands of products as they lie.
-    bool are_operands(const Rows& x) const {
+    bool can_be_operands(const Rows& x) const {
         const bool of_type = x.is_bf16() ? bf16_products_ && x.is_dense() : x.is_aligned();
         return of_type && length_ == rows_ && p_.key_mask == nullptr;
     }
@@ -234,16 +235,14 @@ class Chunk {
     const Index D_, M_;                                     // in whole vectors
     Index length_ = 0, rows_ = 0;                           // rows: length, rounded up
 
+    Ahead ahead_;
+
   private:
     const bool bf16_products_;
     Index first_ = 0, step_ = 1;  // position of row 0, and from one row to the next
     Index lines_per_row_ = 0;
     float buffer_[MAX_DIM] = {};
 
-  protected:
-    Ahead ahead_;
-
-  private:
     // Rows of q or k of the chunk, with the angles of their positions.
     struct FeatureRows {
         Rows x;

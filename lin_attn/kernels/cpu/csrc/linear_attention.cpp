@@ -73,6 +73,8 @@ template <class P>
 class Passes {
   public:
     explicit Passes(const Problem& p) : p_(p), pairs_(p.batch * p.kv_heads) { arena_of_sums().start(p.poison); }
+    ~Passes() { arena_of_sums().finish(); }
+    Passes(const Passes&) = delete;
 
     void forward() {
         expect(p_.out, p_.heads * p_.queries * p_.value_dim);
@@ -240,8 +242,13 @@ template <class What>
 int run(const Problem& p, What what) {
     try {
         const bool in_pairs = p.dim % (2 * W) == 0 && p.value_dim % (2 * W) == 0 && (!LIN_ATTN_HAS_AMX || tiles_permitted());
-        if (p.bf16_tensors && p.bf16_products && in_pairs) what(Passes<bf16>(p));
-        else what(Passes<float>(p));
+        if (p.bf16_tensors && p.bf16_products && in_pairs) {
+            Passes<bf16> passes(p);
+            what(passes);
+        } else {
+            Passes<float> passes(p);
+            what(passes);
+        }
         return 0;
     } catch (const std::bad_alloc&) {
         return 1;
@@ -256,11 +263,11 @@ int run(const Problem& p, What what) {
 extern "C" {
 
 EXPORT int lin_attn_forward(const lin_attn::Problem* p) {
-    return lin_attn::run(*p, [](auto passes) { passes.forward(); });
+    return lin_attn::run(*p, [](auto& passes) { passes.forward(); });
 }
 
 EXPORT int lin_attn_backward(const lin_attn::Problem* p) {
-    return lin_attn::run(*p, [](auto passes) { passes.backward(); });
+    return lin_attn::run(*p, [](auto& passes) { passes.backward(); });
 }
 
 EXPORT int lin_attn_step(const lin_attn::Problem* p) {

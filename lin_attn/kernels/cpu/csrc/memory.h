@@ -33,7 +33,7 @@ inline Block allocate(Index n, bool poison) {
     return Block(p);
 }
 
-// Hands out memory that all goes back at once, when `clear` is called.
+// Hands out memory that all goes back at once, when `clear` is called, and is kept for the next requests.
 class Arena {
   public:
     void start(bool poison) {
@@ -43,9 +43,12 @@ class Arena {
     }
 
     float* take(Index n) {
-        if (next_ == blocks_.size()) blocks_.push_back({allocate(n, poison_), n});
+        if (next_ == blocks_.size()) blocks_.emplace_back();
         Sized& block = blocks_[next_++];
-        if (block.size < n) block = {allocate(n, poison_), n};
+        if (block.size < n) {
+            block = {};  // not two at a time
+            block = {allocate(n, poison_), n};
+        }
         return block.memory.get();
     }
 
@@ -56,19 +59,28 @@ class Arena {
                 std::fill(block.memory.get(), block.memory.get() + block.size, std::numeric_limits<float>::quiet_NaN());
     }
 
+    // After a call: gives back what is much.
+    void finish() {
+        Index size = 0;
+        for (const Sized& block : blocks_) size += block.size;
+        if (size > KEPT) blocks_.clear();
+    }
+
   private:
-    // A block for each request: as every chunk makes the same requests, none is made after the first.
+    static constexpr Index KEPT = 1 << 20;  // floats
+
+    // A block for each request: a call's chunks all make the same ones.
     struct Sized {
         Block memory;
-        Index size;
+        Index size = 0;
     };
     std::vector<Sized> blocks_;
     size_t next_ = 0;
     bool poison_ = false;
 };
 
-// A thread's own, for a call's sums and for the scratch memory of its parts. They keep their memory for the next call: taking it
-// from the system each time, a page at a time, can cost a short call more than its work.
+// A thread's own, for a call's sums and for the scratch memory of its parts. They keep up to 4 MiB each for the next call:
+// taking it from the system each time, a page at a time, can cost a short call more than its work.
 inline Arena& arena_of_sums() {
     static thread_local Arena arena;
     return arena;
@@ -162,6 +174,7 @@ void parallel(Index items, int threads, bool poison, Body body) {
             Arena& arena = arena_of_scratch();
             arena.start(shared.poison);
             for (Index i; (i = shared.next++) < shared.items;) (*shared.body)(arena, i);
+            arena.finish();
         } catch (const std::bad_alloc&) {
             shared.failed = true;
         }

@@ -1,4 +1,5 @@
-// The matrices of a chunk as operands of products: from dense float32 to the forms that products.h takes.
+// The matrices of a chunk as operands of products: from float32, or bfloat16 where it lies so, to the forms that products.h
+// takes.
 //
 // Pairs of bfloat16 are multiplied along k. Which entries make a pair is free, as long as both operands have the same:
 // those W apart, in blocks of 2 W, do so without a permutation of vectors. A pair is moved as one number of 32 bits.
@@ -11,7 +12,8 @@
 
 namespace lin_attn {
 
-// A float32 matrix (rows × columns), dense unless otherwise said, as operands whose elements are P. Pairs and transposes are kept for the next request.
+// A matrix (rows × columns), dense unless otherwise said, as operands whose elements are P. Pairs and transposes are kept for
+// the next request.
 template <class P>
 class Matrix;
 
@@ -92,8 +94,9 @@ class Matrix<bf16> {
     template <class X>
     void pairs_of_rows(const X* x, float* to) const {
         for (Index i = 0; i < rows_; i += 2 * W)
-            for (const X *above = x + i * stride_, *end = above + W * stride_; above != end; above += stride_, to += columns_)
-                for (Index j = 0; j < columns_; j += W) store_bits(to + j, interleave(above + j, above + W * stride_ + j));
+            for (Index row = i; row < i + W; ++row, to += columns_)
+                for (Index j = 0; j < columns_; j += W)
+                    store_bits(to + j, interleave(x + row * stride_ + j, x + (row + W) * stride_ + j));
     }
 
     // (rows, columns / 2): columns j and j + W.

@@ -69,7 +69,7 @@ inline Pairs load_pairs(const bf16* p) {
     return {read<Vec>(&even), read<Vec>(&odd)};
 }
 inline Vec multiply_add(Vec acc, const bf16* a, Pairs b) {
-    return acc + widen(a[0]) * b.even + widen(a[1]) * b.odd;
+    return acc + widen(read<bf16>(a)) * b.even + widen(read<bf16>(a + 1)) * b.odd;  // stored as floats
 }
 #endif
 
@@ -77,8 +77,7 @@ inline Vec load_right(const float* p) { return load(p); }
 inline Pairs load_right(const bf16* p) { return load_pairs(p); }
 
 template <class P, int rows, int vectors>
-inline void tile(
-    Index depth, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
+inline void tile(Index depth, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
     constexpr int step = K_STEP<P>, unroll = 2 / step;  // two rows of B, in one or two steps, at a time
     constexpr bool LARGE = rows * vectors >= 16;        // two rows take long enough to ask for a line
     Vec acc[rows][vectors] = {};
@@ -186,7 +185,7 @@ struct CausalProduct {
 
 // Some of its rows.
 struct CausalRows {
-    Index first, rows;
+    Index first;  // of CAUSAL_ROWS; in bfloat16 0, of all
     float* c;
     Index ldc;
     bool add = false;              // C += tril(A K) V, the state's part being there

@@ -3,8 +3,8 @@
 //     numerator: R φ(x), denominator: φ(x)        rope after φ (RoFormer, arXiv 2104.09864, eq. 19)
 //     both: φ(R x)                                rope before φ
 //
-// R turns the pairs (x_2i, x_2i+1) by the angles of a position. A row lies in scratch memory as float32, filled up with
-// zeros to whole vectors.
+// R turns the pairs (x_2i, x_2i+1) by the angles of a position. What is made of a row lies in scratch memory as float32, filled up
+// with zeros to whole vectors.
 
 #pragma once
 
@@ -49,10 +49,10 @@ inline Rows rows_of(const Problem& problem, const Tensor& x, Index batch, Index 
 struct Any {};
 
 // A feature map and the place of its rotation, each a value or a type that the compiler knows, and what is known of the rows.
-template <class Phi, class Rope, class Element>
+template <class F, class R, class Element>
 struct Map {
-    Phi phi;
-    Rope rope;
+    F phi;
+    R rope;
 };
 
 // What is worth loops of its own.
@@ -93,8 +93,8 @@ INLINE const float* read_row(const Rows& x, Index n, float* buffer) {
 }
 
 // The same, where it lies if the map knows its elements.
-template <class Phi, class Rope, class Element>
-INLINE auto read_row(Map<Phi, Rope, Element>, const Rows& x, Index n, float* buffer) {
+template <class F, class R, class Element>
+INLINE auto read_row(Map<F, R, Element>, const Rows& x, Index n, float* buffer) {
     if constexpr (std::is_same_v<Element, Any>) return read_row(x, n, buffer);
     else return reinterpret_cast<const Element*>(x.at(n));
 }
@@ -181,30 +181,30 @@ INLINE void each_vector(Index dim, Body body) {
 
 // φ and R of a row of `dim` entries: the numerator's features, with zeros up to whole vectors, and a call of take(j, y) for
 // each vector of the denominator's, j being its first column.
-template <class Phi, class Rope, class Element, class X, class Take>
-INLINE void features(Map<Phi, Rope, Element> map, const X* x, Index dim, Angles angles, float* numerator, Take take) {
+template <class F, class R, class Element, class X, class Take>
+INLINE void features(Map<F, R, Element> map, const X* x, Index dim, Angles angles, float* numerator, Take take) {
     each_vector<Element>(dim, [&](Index j, Index columns) INLINE_LAMBDA {
         Vec y = load(x + j);
-        if (map.rope == lin_attn::Rope::before) y = rotate(y, Turn::at(angles, j, columns));
+        if (map.rope == Rope::before) y = rotate(y, Turn::at(angles, j, columns));
         y = apply(map.phi, y);
         if (columns < W) y = first_lanes(y, columns);  // φ(0) need not be 0
         take(j, y);
-        store(numerator + j, map.rope == lin_attn::Rope::after ? rotate(y, Turn::at(angles, j, columns)) : y);
+        store(numerator + j, map.rope == Rope::after ? rotate(y, Turn::at(angles, j, columns)) : y);
     });
 }
 
 // grad = x's gradient, from those of its numerator's and its denominator's features, of which the latter is
 // `scale` · denominator. grad may be numerator.
-template <class Phi, class Rope, class Element, class X>
+template <class F, class R, class Element, class X>
 INLINE void gradient(
-    Map<Phi, Rope, Element> map, const X* x, Index dim, Angles angles, const float* numerator, const float* denominator,
+    Map<F, R, Element> map, const X* x, Index dim, Angles angles, const float* numerator, const float* denominator,
     float scale, float* grad) {
     each_vector<Element>(dim, [&](Index j, Index columns) INLINE_LAMBDA {
         Vec y = load(x + j), g = load(numerator + j);
-        if (map.rope == lin_attn::Rope::before) y = rotate(y, Turn::at(angles, j, columns));
-        if (map.rope == lin_attn::Rope::after) g = rotate_back(g, Turn::at(angles, j, columns));
+        if (map.rope == Rope::before) y = rotate(y, Turn::at(angles, j, columns));
+        if (map.rope == Rope::after) g = rotate_back(g, Turn::at(angles, j, columns));
         g = (g + scale * load(denominator + j)) * slope(map.phi, y);
-        if (map.rope == lin_attn::Rope::before) g = rotate_back(g, Turn::at(angles, j, columns));
+        if (map.rope == Rope::before) g = rotate_back(g, Turn::at(angles, j, columns));
         store(grad + j, g);
     });
 }

@@ -73,8 +73,8 @@ class Scan : private Chunk {
                 const Rows to = rows_of_chunk(p_.out, head, p_.value_dim);
                 each_block([&](Index i, Index rows) {
                     if (p_.causal && to.is_aligned() && i + rows <= length_)
-                        return causal_product(attention, {i, rows, to.floats(i), to.row, false, scale});
-                    if (p_.causal) causal_product(attention, {i, rows, out, M_});
+                        return causal_product(attention, {i, to.floats(i), to.row, false, scale});
+                    if (p_.causal) causal_product(attention, {i, out, M_});
                     else product(false, rows, M_, D_, q.from(i), s, out, M_);
                     write_outputs(to, i, rows, out, scale);
                 });
@@ -86,7 +86,7 @@ class Scan : private Chunk {
     // grad_q and slopes, from left to right; sums as in `outputs`. What the queries give to dS and dz is added to
     // `from_queries`, unless that is null.
     void query_gradients(Index begin, Index end, Sums sums, const Sums* from_queries) {
-        Block st = allocate(M_ * D_, false);  // Sᵀ serves here: ∂q̃ = g Sᵀ
+        Block st = allocate(M_ * D_, p_.poison);  // Sᵀ serves here: ∂q̃ = g Sᵀ
         transpose(sums.s, M_, D_, M_, st.get(), D_);
         for (Range now = from(begin, end), next; now.begin < end; now = next) {
             next = from(now.end, end);
@@ -113,7 +113,7 @@ class Scan : private Chunk {
                 const CausalProduct<P> of_q{M_, D_, left_g, vt, right_k, right_st};
                 each_block([&](Index i, Index rows) {
                     if (p_.causal) {
-                        causal_product(of_q, {i, rows, grad, D_});
+                        causal_product(of_q, {i, grad, D_});
                         write_query_gradients(head, i, rows, queries, keys.sums, D_, grad);
                     } else {
                         product(false, rows, D_, M_, left_g.from(i), right_st, grad, D_);
@@ -147,7 +147,7 @@ class Scan : private Chunk {
             const Left<P> k = of_chunk(keys.k, D_).left(), v = values(keys).left();
             float *grad_k = arena_.take(rows_ * D_), *grad_den = p_.causal ? arena_.take(rows_ * D_) : nullptr;
             const Rows to_v = rows_of_chunk(p_.grad_v, kv_head_, p_.value_dim);
-            const bool in_place = are_operands(to_v) && !to_v.is_bf16();
+            const bool in_place = can_be_operands(to_v) && !to_v.is_bf16();
             float* grad_v = in_place ? to_v.floats(0) : arena_.take(rows_ * M_);
             const Index grad_v_stride = in_place ? to_v.row : M_;
             if (!p_.causal) {
@@ -167,9 +167,9 @@ class Scan : private Chunk {
                     const CausalProduct<P> of_k{M_, D_, v, g.right_transposed(), q.right(), right_st};
                     const CausalProduct<P> of_v{D_, M_, k, q.right_transposed(), right_g, right_s};
                     const bool add = head > first_head_;
-                    each_block([&](Index i, Index rows) { causal_product(of_k, {i, rows, grad_k + i * D_, D_, add}); });
-                    each_block([&](Index i, Index rows) {
-                        causal_product(of_v, {i, rows, grad_v + i * grad_v_stride, grad_v_stride, add});
+                    each_block([&](Index i, Index) { causal_product(of_k, {i, grad_k + i * D_, D_, add}); });
+                    each_block([&](Index i, Index) {
+                        causal_product(of_v, {i, grad_v + i * grad_v_stride, grad_v_stride, add});
                     });
                     add_queries(q, right_g, sums);
                 }

@@ -25,7 +25,9 @@ inline void step_of_pair(const Problem& p, Arena& arena, Index pair) {
     if (!hidden) {
         const Rows x = rows_of(p, p.k, batch, kv_head, dim);
         with_map(x, [&](auto map) {
-            features(map, read_row(map, x, 0, buffer), dim, angles, k_num, [&](Index j, Vec plain) INLINE_LAMBDA { store(k_den + j, plain); });
+            features(map, read_row(map, x, 0, buffer), dim, angles, k_num, [&](Index j, Vec plain) INLINE_LAMBDA {
+                store(k_den + j, plain);
+            });
         });
         std::copy_n(read_row(rows_of(p, p.v, batch, kv_head, M), 0, buffer), padded_M, v);
     } else {
@@ -40,8 +42,8 @@ inline void step_of_pair(const Problem& p, Arena& arena, Index pair) {
     with_map(rows_of(p, p.q, batch, kv_head * groups, dim), [&](auto map) {
         for (Index g = 0; g < groups; ++g) {
             const Rows x = rows_of(p, p.q, batch, kv_head * groups + g, dim);
-            float* den = q_den + g * padded_dim;
-            features(map, read_row(map, x, 0, buffer), dim, angles, q_num + g * padded_dim, [&](Index j, Vec plain) INLINE_LAMBDA {
+            float *num = q_num + g * padded_dim, *den = q_den + g * padded_dim;
+            features(map, read_row(map, x, 0, buffer), dim, angles, num, [&](Index j, Vec plain) INLINE_LAMBDA {
                 store(den + j, plain);
             });
         }

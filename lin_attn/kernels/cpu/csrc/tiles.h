@@ -75,14 +75,14 @@ class Tiles {
 #if LIN_ATTN_HAS_AMX
 namespace detail {
 
-// C (16 · row_tiles × 16 · column_tiles) += or = A B over k < depth, a multiple of 32. A's rows lie
-// contiguous along k; B's rows 2i and 2i + 1 are interleaved. Strides in bytes. Two by two tiles share their loads: 4 to 4
-// products.
+// C (16 · row_tiles × 16 · column_tiles) += or = A B over k < depth, a multiple of 32. A's rows lie contiguous along k; B's
+// rows 2i and 2i + 1 are interleaved. Strides in bytes. Two by two tiles share their loads: 4 to 4 products.
 template <int row_tiles, int column_tiles>
 inline void amx_block(
     Index depth, const char* a, Index a_stride, const char* b, Index b_stride, float* c, Index ldc, bool add) {
     constexpr bool down = row_tiles == 2, across = column_tiles == 2;
     const Index c_stride = ldc * 4;
+    asm volatile("" ::: "memory");  // GCC does not know that tiles are loaded from memory, nor that they are stored to it
     if (add) {
         _tile_loadd(0, c, c_stride);
         if (across) _tile_loadd(1, c + 16, c_stride);
@@ -113,6 +113,7 @@ inline void amx_block(
     if (across) _tile_stored(1, c + 16, c_stride);
     if (down) _tile_stored(2, c + 16 * ldc, c_stride);
     if (down && across) _tile_stored(3, c + 16 * ldc + 16, c_stride);
+    asm volatile("" ::: "memory");
 }
 
 }  // namespace detail
