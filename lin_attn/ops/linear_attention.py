@@ -125,7 +125,7 @@ def linear_attention(
     if state is not None and not isinstance(state, LinearState):
         raise ValueError(f"state is a {type(state).__name__}; wanted the LinearState of an earlier call")
 
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     offset = 0 if state is None else state.length
     with _no_autocast(q.device.type):
         phi, dtype = _resolve(feature_map), q.dtype
