@@ -16,10 +16,10 @@ train: $(VENV)/.run
 	$(BIN)/lin-attn fit -c $(CONFIG) $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
 
 sanitize: $(VENV)/.dev
 	$(BIN)/python -m pytest -s tests/kernels/test_sanitizers.py $(ARGS)
