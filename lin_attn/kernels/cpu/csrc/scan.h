@@ -10,6 +10,9 @@
 //     ∂k̃ = Qᵀ q̃ + v dSᵀ        ∂v = Aᵀ g + k̃ dS
 //     ∂q̂ = ∂d (z + cumsum k̂)   ∂k̂ = dz + reverse cumsum (∂d q̂),   then dS ← dS + q̃ᵀ g,  dz ← dz + Σ ∂d q̂
 //
+// In a chunk that is read from right to left Aᵀ and Qᵀ are lower triangular too: one product, tril(X Y) V + X S, serves forward
+// and both passes of backward.
+//
 // Without causality S and z hold all keys, dS and dz all queries, and A and Q do not occur.
 
 #pragma once
