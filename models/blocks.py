@@ -23,6 +23,7 @@ from lin_attn.attention import (
     SegmentRecurrentAttention,
     SoftmaxAttention,
 )
+from lin_attn.eager import is_eager
 from lin_attn.positions import ScorePositions
 from models.config import NetworkConfig
 from models.positions import rotation
@@ -121,10 +122,10 @@ def gelu(x: Tensor) -> Tensor:
     """x Φ(x), Φ the normal distribution's; of a token's numbers by way of float64.
 
     In float32 on the CPU torch has oneDNN compute it, which takes longer to set up than a token's numbers take; in
-    float64 it is a loop of torch's own. A step of decoding gains a tenth (docs/performance.md).
+    float64 it is a loop of torch's own.
     """
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # of a size that is not known
-    if traced or x.requires_grad or x.dtype != torch.float32 or not x.is_cpu or x.numel() > 2048:
+    # Asked first: a tracer would bind the model to the size that it is asked for.
+    if not is_eager() or x.requires_grad or x.dtype != torch.float32 or not x.is_cpu or x.numel() > 2048:
         return F.gelu(x)
     return F.gelu(x.double()).float()
 

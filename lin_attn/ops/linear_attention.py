@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lin_attn.eager import is_eager
 from lin_attn.feature_maps import FeatureMap, is_registered
 from lin_attn.feature_maps import feature_map as find_feature_map
 from lin_attn.ops.backends import check_backend
@@ -28,7 +29,6 @@ from lin_attn.ops.linear_cpu import fused, reason_against, wants_grad
 from lin_attn.ops.linear_reference import Rotation, quadratic, recurrent
 from lin_attn.ops.state import LinearState
 from lin_attn.positions import Rotary
-from lin_attn.positions.tables import keeps
 
 
 @overload
@@ -214,7 +214,7 @@ def _sums(state: LinearState | None, k: Tensor, v: Tensor, wide: torch.dtype) ->
 
 def _zeros(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros that nobody writes into, and that no backend gives back as a result."""
-    if type(like) in (Tensor, Parameter) and like.is_cpu and keeps() and math.prod(shape) <= 2**18:
+    if type(like) in (Tensor, Parameter) and like.is_cpu and is_eager() and math.prod(shape) <= 2**18:
         return _kept_zeros(shape, dtype, like.device)
     return like.new_zeros(shape, dtype=dtype)
 

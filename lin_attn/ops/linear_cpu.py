@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.flop_counter import register_flop_formula
 
+from lin_attn.eager import is_eager
 from lin_attn.feature_maps import FeatureMap
 from lin_attn.kernels import cpu
 from lin_attn.kernels.cpu.calls import empty_rows
@@ -74,13 +75,8 @@ def wants_grad(*tensors: Tensor) -> bool:
 
 
 def _is_bare(*tensors: Tensor) -> bool:
-    """Whether the dispatcher has nothing to do but for autograd: no compiler, trace, mode, transform or subclass."""
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack()
-    ):
+    """Whether the dispatcher has nothing to do but for autograd: operations run at once, on plain tensors."""
+    if not is_eager():
         return False
     for x in tensors:
         if type(x) not in (Tensor, Parameter) or torch._C._dispatch_keys(x).raw_repr() not in _PLAIN:

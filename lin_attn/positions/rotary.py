@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lin_attn.eager import is_eager
 from lin_attn.positions.rope_scaling import RopeScaling
-from lin_attn.positions.tables import keeps, kept_tables
+from lin_attn.positions.tables import kept_tables
 
 _STEPS = 256  # positions of a table from which steps of decoding take a row each
 
@@ -106,7 +107,7 @@ class Rotary:
         """cos mθ_i and sin mθ_i for m = offset … offset + length − 1, each (length, D/2), in dtype on device."""
 
         def make() -> tuple[Tensor, Tensor]:
-            if length == 1 and keeps():  # a step of decoding: its angles would take longer to make than the step
+            if length == 1 and is_eager():  # a step of decoding: its angles would take longer to make than the step
                 place = offset % _STEPS
                 cos, sin = self.tables(_STEPS, offset - place, device=device, dtype=dtype)
                 return cos[place : place + 1], sin[place : place + 1]

@@ -7,6 +7,8 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from lin_attn.eager import is_eager
+
 Tables = tuple[Tensor, Tensor]
 
 CAPACITY = 128 * 2**20  # bytes; of a row for a step, the row's
@@ -21,11 +23,10 @@ _latest: tuple[Hashable, Tables] | None = None  # what the next layer of a model
 def kept_tables(key: Hashable, make: Callable[[], Tables]) -> Tables:
     """make(), or what it gave for an equal key before, unless that went to make room; nobody may write into it.
 
-    Under a compiler, a trace, or a mode that sees every operation, it is made anew: what is made there is not for
-    others.
+    Where operations do not run at once it is made anew: what is made there is not for others.
     """
     global _kept_bytes, _latest
-    if not keeps():
+    if not is_eager():
         return make()
     latest = _latest
     if latest is not None and latest[0] == key:
@@ -51,16 +52,6 @@ def kept_tables(key: Hashable, make: Callable[[], Tables]) -> Tables:
                 if _latest is not None and _latest[0] == gone:
                     _latest = None
     return tables
-
-
-def keeps() -> bool:
-    """Whether tables are kept here, and not made anew."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack()  # what is made within a transform is of no use after it
-    )
 
 
 def _bytes(tables: Tables) -> int:
