@@ -11,8 +11,10 @@
 
 #include <algorithm>
 #include <array>
+#include <type_traits>
 
 #include "memory.h"
+#include "problem.h"
 #include "tiles.h"
 #include "vectors.h"
 
@@ -49,32 +51,33 @@ namespace detail {
 template <class P>
 constexpr int K_STEP = sizeof(P) == 4 ? 1 : 2;
 
-inline Vec multiply_add(Vec acc, const float* a, Vec b) { return acc + *a * b; }
+// What of A and of B meets in one step along k. For bf16 two products go into a sum: acc[j] + a[0] b[2j] + a[1] b[2j + 1].
+inline Vec load_left(const float* p) { return splat(*p); }
+inline Vec load_right(const float* p) { return load(p); }
+inline Vec multiply_add(Vec acc, Vec a, Vec b) { return acc + a * b; }
 
-// Two products a sum: acc[j] + a[0] b[2j] + a[1] b[2j + 1].
 #if LIN_ATTN_HAS_DPBF16 && LIN_ATTN_LANES == 16
 using Pairs = __m512bh;
-inline Pairs load_pairs(const bf16* p) { return read<__m512bh>(p); }
-inline Vec multiply_add(Vec acc, const bf16* a, Pairs b) {
-    const __m512i pair = _mm512_set1_epi32(read<int32_t>(a));
-    const __m512 sums = _mm512_dpbf16_ps(read<__m512>(&acc), read<__m512bh>(&pair), b);
+inline Pairs load_left(const bf16* p) {
+    const __m512i pair = _mm512_set1_epi32(read<int32_t>(p));
+    return read<__m512bh>(&pair);
+}
+inline Pairs load_right(const bf16* p) { return read<__m512bh>(p); }
+inline Vec multiply_add(Vec acc, Pairs a, Pairs b) {
+    const __m512 sums = _mm512_dpbf16_ps(read<__m512>(&acc), a, b);
     return read<Vec>(&sums);
 }
 #else  // the same in float32, for tests on machines without the instruction
 struct Pairs {
     Vec even, odd;
 };
-inline Pairs load_pairs(const bf16* p) {
+inline Pairs load_left(const bf16* p) { return {splat(widen(read<bf16>(p))), splat(widen(read<bf16>(p + 1)))}; }
+inline Pairs load_right(const bf16* p) {
     const BitVec both = read<BitVec>(p), even = both << 16, odd = both & 0xffff0000u;
     return {read<Vec>(&even), read<Vec>(&odd)};
 }
-inline Vec multiply_add(Vec acc, const bf16* a, Pairs b) {
-    return acc + widen(read<bf16>(a)) * b.even + widen(read<bf16>(a + 1)) * b.odd;  // stored as floats
-}
+inline Vec multiply_add(Vec acc, Pairs a, Pairs b) { return acc + a.even * b.even + a.odd * b.odd; }
 #endif
-
-inline Vec load_right(const float* p) { return load(p); }
-inline Pairs load_right(const bf16* p) { return load_pairs(p); }
 
 template <class P, int rows, int vectors>
 inline void tile(Index depth, Left<P> a, Right<P> b, float* c, Index ldc, bool add, Ahead& ahead) {
@@ -89,8 +92,10 @@ inline void tile(Index depth, Left<P> a, Right<P> b, float* c, Index ldc, bool a
         for (int i = 0; i < unroll; ++i) {
             decltype(load_right(right)) row[vectors];
             for (int j = 0; j < vectors; ++j) row[j] = load_right(right + j * W * step);
-            for (int i = 0; i < rows; ++i)
-                for (int j = 0; j < vectors; ++j) acc[i][j] = multiply_add(acc[i][j], left + i * a.row, row[j]);
+            for (int i = 0; i < rows; ++i) {
+                const auto entry = load_left(left + i * a.row);
+                for (int j = 0; j < vectors; ++j) acc[i][j] = multiply_add(acc[i][j], entry, row[j]);
+            }
             left += step * a.col;
             right += step * b.ld;
         }
@@ -183,97 +188,134 @@ struct CausalProduct {
     Right<P> key, value, state;
 };
 
-// Some of its rows.
+constexpr int CAUSAL_ROWS = 4;
+
+// So many of its rows, of float or bf16.
+template <class C>
 struct CausalRows {
-    Index first;  // of CAUSAL_ROWS; in bfloat16 0, of all
-    float* c;
+    Index first;
+    C* c;
     Index ldc;
-    bool add = false;              // C += tril(A K) V, the state's part being there
-    const float* scale = nullptr;  // of each row of the chunk, unless null; not with `add`, nor in bfloat16
+    bool add = false;              // C += tril(A K) V, the state's part being there; of float
+    const float* scale = nullptr;  // of each row of the chunk, unless null; not with `add`
 };
 
-constexpr int CAUSAL_ROWS = 4;
+// Whether `multiply_causal` is there for P: for pairs of bfloat16 where a chunk is one block of them, and tiles are not better.
+template <class P>
+constexpr bool MULTIPLIES_CAUSAL = sizeof(P) == sizeof(float) || (2 * W == CHUNK && !LIN_ATTN_HAS_AMX);
 
 namespace detail {
 
-// Column j of a tile: sums[i][j] += left[i] · right.
-template <int rows, int vectors>
-inline void add_products(Vec (&sums)[rows][vectors], int j, const Vec (&left)[rows], Vec right) {
-    for (int i = 0; i < rows; ++i) sums[i][j] += left[i] * right;
+// tril(A K) as the left operand of V: rows of float; or of pairs, in the first half of a row of floats.
+template <class P>
+inline Left<P> as_weights(const float* scores, Index keys) {
+    return {reinterpret_cast<const P*>(scores), keys * Index(sizeof(float) / sizeof(P)), 1};
 }
 
-// Of `scores`, in rows of `keys`, zeros right of the diagonal, as far as V is read.
-inline void hide_later_keys(float* scores, Index keys, Index first) {
+// The scores (j ≤ i) of row i of the chunk's, in pairs.
+inline void keep_pairs(Vec low, Vec high, Index i, float* to) {
+    const BitVec pairs = interleave(first_lanes(low, i + 1), first_lanes(high, i + 1 - W));
+    store(to, read<Vec>(&pairs));
+}
+
+// Scores that lie there as floats, without those right of the diagonal, as far as V is read.
+inline void hide_later_keys(Left<float>, float* scores, Index keys, Index first) {
+#pragma GCC unroll 4
     for (int i = 0; i < CAUSAL_ROWS; ++i)
-        for (Index j = first + i + 1; j < first + CAUSAL_ROWS; ++j) scores[i * keys + j] = 0;
+#pragma GCC unroll 4
+        for (int j = i + 1; j < CAUSAL_ROWS; ++j) scores[i * keys + first + j] = 0;
+}
+
+inline void hide_later_keys(Left<bf16>, float* scores, Index keys, Index first) {
+    for (int i = 0; i < CAUSAL_ROWS; ++i, scores += keys) keep_pairs(load(scores), load(scores + W), first + i, scores);
+}
+
+// Column j of a tile: sums[i][j] += left[i] · right.
+template <int rows, int vectors, class Entry>
+inline void add_products(Vec (&sums)[rows][vectors], int j, const Entry (&left)[rows], Entry right) {
+    for (int i = 0; i < rows; ++i) sums[i][j] = multiply_add(sums[i][j], left[i], right);
 }
 
 // One pass over k serves A K and A S, whose sums stay in registers for V. With the sums of A K if score_vectors is not 0, else
 // from scores that are there.
-template <int score_vectors, int vectors>
-void causal_tile(const CausalProduct<float>& x, const CausalRows& to, Index column, float* scores_at, Ahead& ahead) {
-    constexpr int rows = CAUSAL_ROWS;
+template <int score_vectors, int vectors, class P, class C>
+void causal_tile(const CausalProduct<P>& x, const CausalRows<C>& to, Index column, float* scores_at, Ahead& ahead) {
+    constexpr int rows = CAUSAL_ROWS, step = K_STEP<P>;
     const Index keys = x.key.ld;
+    const Left<P> weights = as_weights<P>(scores_at, keys);
+    using Entry = decltype(load_left(weights.p));
     Vec sums[rows][vectors] = {}, scores[rows][score_vectors + 1] = {};
-    const float *left = x.a.p + to.first * x.a.row, *state = x.state.p + column, *key = x.key.p;
+    const P *left = x.a.p + to.first * x.a.row, *state = x.state.p + column * step, *key = x.key.p;
     const char* const* line = ahead.lines();
     for (Index k = 0; k < x.k; k += 2) {
         __builtin_prefetch(*line++, 0, 2);
-        for (int step = 0; step < 2; ++step) {
-            Vec entry[rows];
-            for (int i = 0; i < rows; ++i) entry[i] = splat(left[i * x.a.row]);
-            for (int j = 0; j < vectors; ++j) add_products(sums, j, entry, load(state + j * W));
-            for (int j = 0; j < score_vectors; ++j) add_products(scores, j, entry, load(key + j * W));
-            left += x.a.col;
-            state += x.state.ld;
-            key += x.key.ld;
+        for (int i = 0; i < 2; i += step) {
+            Entry entry[rows];
+            for (int i = 0; i < rows; ++i) entry[i] = load_left(left + i * x.a.row);
+            for (int j = 0; j < vectors; ++j) add_products(sums, j, entry, load_right(state + j * W * step));
+            for (int j = 0; j < score_vectors; ++j) add_products(scores, j, entry, load_right(key + j * W * step));
+            left += step * x.a.col;
+            state += step * x.state.ld;
+            key += step * x.key.ld;
         }
     }
-    for (int i = 0; score_vectors > 0 && i < rows; ++i) {
-        float* row = scores_at + i * keys;
-        for (int j = 0; j < score_vectors; ++j) store(row + j * W, scores[i][j]);
+    if constexpr (score_vectors > 0 && step == 1) {
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; ++i)
+            for (int j = 0; j < score_vectors; ++j) store(scores_at + i * keys + j * W, scores[i][j]);
+        hide_later_keys(weights, scores_at, keys, to.first);
+    } else if constexpr (score_vectors > 0) {  // scores[i][1] is 0 if there is but one vector
+        Index first = to.first;
+        asm("" : "+r"(first));  // GCC would make the masks before the loop, and have too few registers in it
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; ++i) keep_pairs(scores[i][0], scores[i][1], first + i, scores_at + i * keys);
     }
-    if (score_vectors > 0) hide_later_keys(scores_at, keys, to.first);
-    const float *weight = scores_at, *value = x.value.p + column;
-    for (Index k = 0; k < to.first + rows; ++k, ++weight, value += x.value.ld) {
+    const P *weight = weights.p, *value = x.value.p + column * step;
+    const Index seen = to.first + rows, steps = step == 1 ? seen : std::min<Index>(seen, W);
+    for (Index k = 0; k < steps; ++k, weight += step, value += step * x.value.ld) {
         __builtin_prefetch(*line++, 0, 2);
-        Vec entry[rows];
-        for (int i = 0; i < rows; ++i) entry[i] = splat(weight[i * keys]);
-        for (int j = 0; j < vectors; ++j) add_products(sums, j, entry, load(value + j * W));
+        Entry entry[rows];
+        for (int i = 0; i < rows; ++i) entry[i] = load_left(weight + i * weights.row);
+        for (int j = 0; j < vectors; ++j) add_products(sums, j, entry, load_right(value + j * W * step));
     }
-    ahead.asked(x.k / 2 + to.first + rows);
+    ahead.asked(x.k / 2 + steps);
+#pragma GCC unroll 4
     for (int i = 0; i < rows; ++i) {
         const Vec scale = splat(to.scale == nullptr ? 1.0f : to.scale[to.first + i]);
         for (int j = 0; j < vectors; ++j) store(to.c + i * to.ldc + column + j * W, sums[i][j] * scale);
     }
 }
 
-template <int score_vectors, int vectors = TILE_VECTORS>
+template <int score_vectors, int vectors = TILE_VECTORS, class P, class C>
 void causal_tile_of(
-    Index n_vectors, const CausalProduct<float>& x, const CausalRows& to, Index column, float* scores, Ahead& ahead) {
+    Index n_vectors, const CausalProduct<P>& x, const CausalRows<C>& to, Index column, float* scores, Ahead& ahead) {
     if (n_vectors >= vectors) return causal_tile<score_vectors, vectors>(x, to, column, scores, ahead);
-    if constexpr (vectors > 1) causal_tile_of<score_vectors, vectors - 1>(n_vectors, x, to, column, scores, ahead);
+    constexpr int fewer = vectors - K_STEP<P>;
+    if constexpr (fewer > 0) causal_tile_of<score_vectors, fewer>(n_vectors, x, to, column, scores, ahead);
 }
 
 }  // namespace detail
 
-// CAUSAL_ROWS rows. tril(A K) is left in `scores`, in rows as long as those of K.
-inline void multiply_causal(const CausalProduct<float>& x, const CausalRows& to, float* scores, Ahead& ahead) {
-    const Index seen = round_up(to.first + CAUSAL_ROWS, W), score_vectors = seen / W;
+// CAUSAL_ROWS rows. `scores` has room for their tril(A K), in rows as long as those of K.
+template <class P, class C>
+inline void multiply_causal(const CausalProduct<P>& x, const CausalRows<C>& to, float* scores, Ahead& ahead) {
+    constexpr bool PAIRS = sizeof(P) == sizeof(bf16);
+    const Index seen = round_up(to.first + CAUSAL_ROWS, W), score_vectors = seen / W, keys = x.key.ld;
     Index column = 0;
-    if (REGISTERS == 32 && score_vectors <= 2 && !to.add) {
+    if ((REGISTERS == 32 || PAIRS) && score_vectors <= 2 && !to.add) {
         const Index vectors = std::min<Index>(x.columns / W, TILE_VECTORS);
         if (score_vectors == 1) detail::causal_tile_of<1>(vectors, x, to, 0, scores, ahead);
         else detail::causal_tile_of<2>(vectors, x, to, 0, scores, ahead);
         column = vectors * W;
     } else {
-        multiply(Triangle::none, false, CAUSAL_ROWS, seen, x.k, x.a.from(to.first), x.key, scores, x.key.ld, ahead);
-        detail::hide_later_keys(scores, x.key.ld, to.first);
+        multiply(Triangle::none, false, CAUSAL_ROWS, PAIRS ? keys : seen, x.k, x.a.from(to.first), x.key, scores, keys, ahead);
+        detail::hide_later_keys(x.a, scores, keys, to.first);
     }
-    if (to.add)
-        return multiply(
-            Triangle::none, true, CAUSAL_ROWS, x.columns, to.first + CAUSAL_ROWS, {scores, x.key.ld, 1}, x.value, to.c, to.ldc,
-            ahead);
+    if constexpr (std::is_same_v<C, float>)
+        if (to.add)
+            return multiply(
+                Triangle::none, true, CAUSAL_ROWS, x.columns, PAIRS ? keys : to.first + CAUSAL_ROWS,
+                detail::as_weights<P>(scores, keys), x.value, to.c, to.ldc, ahead);
     for (; column < x.columns; column += TILE_VECTORS * W)
         detail::causal_tile_of<0>((x.columns - column) / W, x, to, column, scores, ahead);
 }

@@ -35,7 +35,17 @@ struct Rows {
         return !is_bf16() && is_dense() && reinterpret_cast<uintptr_t>(p) % (4 * W) == 0 && row % W == 0;
     }
 
-    float* floats(Index n) const { return reinterpret_cast<float*>(at(n)); }
+    template <class T>
+    T* elements(Index n) const {
+        return reinterpret_cast<T*>(at(n));
+    }
+    float* floats(Index n) const { return elements<float>(n); }
+
+    // Whether products can write vectors of T to them.
+    template <class T>
+    bool can_hold() const {
+        return std::is_same_v<T, bf16> ? is_bf16() && is_dense() : is_aligned();
+    }
 };
 
 inline Index element_size(const Problem& problem) { return problem.bf16_tensors ? sizeof(bf16) : sizeof(float); }

@@ -31,10 +31,10 @@ struct Sums {
 // P: the element type of the products' operands; D and M are multiples of 2 W if it is bf16.
 template <class P>
 class Scan : private Chunk {
-    static constexpr bool FLOAT = sizeof(P) == sizeof(float);
+    static constexpr bool FLOAT = sizeof(P) == sizeof(float), BY_ROWS = MULTIPLIES_CAUSAL<P>;
 
     // So many rows go through all their products together, for what they leave in between to stay in the first-level cache.
-    static constexpr Index BLOCK = FLOAT ? CAUSAL_ROWS : CHUNK;
+    static constexpr Index BLOCK = BY_ROWS ? CAUSAL_ROWS : CHUNK;
 
   public:
     Scan(const Problem& problem, Arena& arena, Index pair) : Chunk(problem, arena, pair, !FLOAT) {}
@@ -75,9 +75,10 @@ class Scan : private Chunk {
                 const float* scale = inverse_denominators(head);
                 const Rows to = rows_of_chunk(p_.out, head, p_.value_dim);
                 each_block([&](Index i, Index rows) {
-                    if (p_.causal && to.is_aligned() && i + rows <= length_)
-                        return causal_product(attention, {i, to.floats(i), to.row, false, scale});
-                    if (p_.causal) causal_product(attention, {i, out, M_});
+                    if constexpr (BY_ROWS)
+                        if (p_.causal && to.can_hold<P>() && i + rows <= length_)
+                            return causal_product(attention, CausalRows<P>{i, to.elements<P>(i), to.row, false, scale});
+                    if (p_.causal) causal_product(attention, CausalRows<float>{i, out, M_});
                     else product(false, rows, M_, D_, q.from(i), s, out, M_);
                     write_outputs(to, i, rows, out, scale);
                 });
@@ -116,7 +117,7 @@ class Scan : private Chunk {
                 const CausalProduct<P> of_q{M_, D_, left_g, vt, right_k, right_st};
                 each_block([&](Index i, Index rows) {
                     if (p_.causal) {
-                        causal_product(of_q, {i, grad, D_});
+                        causal_product(of_q, CausalRows<float>{i, grad, D_});
                         write_query_gradients(head, i, rows, queries, keys.sums, D_, grad);
                     } else {
                         product(false, rows, D_, M_, left_g.from(i), right_st, grad, D_);
@@ -170,9 +171,9 @@ class Scan : private Chunk {
                     const CausalProduct<P> of_k{M_, D_, v, g.right_transposed(), q.right(), right_st};
                     const CausalProduct<P> of_v{D_, M_, k, q.right_transposed(), right_g, right_s};
                     const bool add = head > first_head_;
-                    each_block([&](Index i, Index) { causal_product(of_k, {i, grad_k + i * D_, D_, add}); });
+                    each_block([&](Index i, Index) { causal_product(of_k, CausalRows<float>{i, grad_k + i * D_, D_, add}); });
                     each_block([&](Index i, Index) {
-                        causal_product(of_v, {i, grad_v + i * grad_v_stride, grad_v_stride, add});
+                        causal_product(of_v, CausalRows<float>{i, grad_v + i * grad_v_stride, grad_v_stride, add});
                     });
                     add_queries(q, right_g, sums);
                 }
@@ -188,7 +189,7 @@ class Scan : private Chunk {
 
     void start_chunk(Range range, Scanned scanned) {
         start(range, scanned);
-        if constexpr (FLOAT) scores_ = arena_.take(BLOCK * rows_);
+        if constexpr (BY_ROWS) scores_ = arena_.take(BLOCK * rows_);
     }
 
     template <class Body>
@@ -209,8 +210,9 @@ class Scan : private Chunk {
         product(true, D_, M_, rows_, q.left_transposed(), g, sums.s, M_);
     }
 
-    void causal_product(const CausalProduct<P>& x, const CausalRows& to) {
-        if constexpr (FLOAT) {
+    template <class C>
+    void causal_product(const CausalProduct<P>& x, const CausalRows<C>& to) {
+        if constexpr (BY_ROWS) {
             multiply_causal(x, to, scores_, ahead_);
         } else {  // all rows at once
             if (!to.add) product(false, rows_, x.columns, x.k, x.a, x.state, to.c, to.ldc);
