@@ -1,6 +1,8 @@
 """Whether operations run at once, on numbers."""
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 
 def is_eager() -> bool:
@@ -14,3 +16,23 @@ def is_eager() -> bool:
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack()
     )
+
+
+def is_bare(*tensors: Tensor) -> bool:
+    """Whether the dispatcher has nothing to do but for autograd: operations run at once on plain CPU tensors."""
+    if not is_eager():
+        return False
+    for x in tensors:
+        if type(x) not in (Tensor, Parameter) or torch._C._dispatch_keys(x).raw_repr() not in _PLAIN:
+            return False
+    return True
+
+
+def _plain_keys() -> frozenset[int]:
+    """The dispatch keys of tensors that are numbers in memory and no more; a lazy minus, for one, has others."""
+    with torch.inference_mode():
+        inference = torch.empty(0, device="cpu")
+    return frozenset(torch._C._dispatch_keys(x).raw_repr() for x in (torch.empty(0, device="cpu"), inference))
+
+
+_PLAIN = _plain_keys()

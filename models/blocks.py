@@ -25,6 +25,7 @@ from lin_attn.attention import (
 )
 from lin_attn.eager import is_eager
 from lin_attn.positions import ScorePositions
+from lin_attn.projection import Projection
 from models.config import NetworkConfig
 from models.positions import rotation
 
@@ -106,9 +107,9 @@ class FeedForward(nn.Module):
         gated = config.ffn == "swiglu"
         # Three matrices of 8/3 E hold as many parameters as two of 4 E; a multiple of 16 suits matrix products.
         d_ff = config.d_ff or (round(config.d_model / 6) * 16 if gated else 4 * config.d_model)
-        self.inner = nn.Linear(config.d_model, d_ff, bias=config.bias)
-        self.gate = nn.Linear(config.d_model, d_ff, bias=config.bias) if gated else None
-        self.output = nn.Linear(d_ff, config.d_model, bias=config.bias)
+        self.inner = Projection(config.d_model, d_ff, bias=config.bias)
+        self.gate = Projection(config.d_model, d_ff, bias=config.bias) if gated else None
+        self.output = Projection(d_ff, config.d_model, bias=config.bias)
         self.activation = F.relu if config.ffn == "relu" else gelu
 
     def forward(self, x: Tensor) -> Tensor:

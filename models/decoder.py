@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lin_attn.projection import Projection
 from models.blocks import Block, ContextState, LayerState, build_norm
 from models.config import NetworkConfig
 from models.embedding import TokenNetwork
@@ -43,7 +44,7 @@ class HeadTransform(nn.Module):
 
     def __init__(self, config: NetworkConfig, width: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.d_model, width)
+        self.dense = Projection(config.d_model, width)
         self.activation = nn.ReLU() if config.ffn == "relu" else nn.GELU()
         self.norm = build_norm(config, width)
 
@@ -69,7 +70,7 @@ class Decoder(TokenNetwork):
                 "head takes d_model; wanted tie_embeddings false, or head bert"
             )
         self.transform = HeadTransform(config, self.width) if bert else nn.Identity()
-        self.head = nn.Linear(self.width if bert else config.d_model, config.vocab_size, bias=bert)
+        self.head = Projection(self.width if bert else config.d_model, config.vocab_size, bias=bert)
         self.initialize()
 
     def initialize(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lin_attn.positions import Rotary, XPos
+from lin_attn.projection import Projection
 
 
 class MultiHeadAttention(nn.Module):
@@ -51,10 +52,10 @@ class MultiHeadAttention(nn.Module):
         if n_heads % n_kv_heads:
             raise ValueError(f"n_kv_heads is {n_kv_heads}; wanted a divisor of n_heads, {n_heads}")
         self.n_heads, self.n_kv_heads, self.head_dim, self.causal = n_heads, n_kv_heads, head_dim, causal
-        self.query = nn.Linear(d_model, n_heads * head_dim, bias=bias)
-        self.key = nn.Linear(d_model, n_kv_heads * head_dim, bias=bias)
-        self.value = nn.Linear(d_model, n_kv_heads * head_dim, bias=bias)
-        self.output = nn.Linear(n_heads * head_dim, d_model, bias=bias)
+        self.query = Projection(d_model, n_heads * head_dim, bias=bias)
+        self.key = Projection(d_model, n_kv_heads * head_dim, bias=bias)
+        self.value = Projection(d_model, n_kv_heads * head_dim, bias=bias)
+        self.output = Projection(n_heads * head_dim, d_model, bias=bias)
         self.output_norm = nn.RMSNorm(head_dim, eps=1e-6) if output_norm else None
 
     def checked_rotation(self, rope: bool, rope_base: float, rotary: Rotary | XPos | None) -> Rotary | XPos | None:

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.utils.flop_counter import register_flop_formula
 
-from lin_attn.eager import is_eager
+from lin_attn.eager import is_bare
 from lin_attn.feature_maps import FeatureMap
 from lin_attn.kernels import cpu
 from lin_attn.kernels.cpu.calls import empty_rows
@@ -59,7 +58,7 @@ def fused(
     """Arguments and results as in `linear_chunked.chunked`; `reason_against` says which it takes."""
     cos, sin = rotation if rotation is not None else (None, None)
     arguments = (q, k, v, key_mask, *sums, cos, sin, phi.name, rope, normalize, causal, least(sums[0], eps))
-    if not _is_bare(q, k, v, *sums):
+    if not is_bare(q, k, v, *sums):
         out, _, kv, k_sum = _forward(*arguments)
     # The dispatcher takes longer than a step, or 256 tokens of a head.
     elif wants_grad(q, k, v, *sums):
@@ -72,26 +71,6 @@ def fused(
 def wants_grad(*tensors: Tensor) -> bool:
     """Whether autograd is to know what is made of them."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-
-
-def _is_bare(*tensors: Tensor) -> bool:
-    """Whether the dispatcher has nothing to do but for autograd: operations run at once, on plain tensors."""
-    if not is_eager():
-        return False
-    for x in tensors:
-        if type(x) not in (Tensor, Parameter) or torch._C._dispatch_keys(x).raw_repr() not in _PLAIN:
-            return False
-    return True
-
-
-def _plain_keys() -> frozenset[int]:
-    """The dispatch keys of tensors that are numbers in memory and no more; a lazy minus, for one, has others."""
-    with torch.inference_mode():
-        inference = torch.empty(0, device="cpu")
-    return frozenset(torch._C._dispatch_keys(x).raw_repr() for x in (torch.empty(0, device="cpu"), inference))
-
-
-_PLAIN = _plain_keys()
 
 
 class _Differentiable(torch.autograd.Function):
@@ -118,7 +97,7 @@ class _Differentiable(torch.autograd.Function):
 
 def _either_backward(*arguments: Any) -> Any:
     # The operator knows that it has no derivative, should one be asked for.
-    bare = not torch.is_grad_enabled() and _is_bare(*(x for x in arguments if isinstance(x, Tensor)))
+    bare = not torch.is_grad_enabled() and is_bare(*(x for x in arguments if isinstance(x, Tensor)))
     return (cpu.backward if bare else _backward)(*arguments)
 
 

@@ -386,6 +386,35 @@ Case draw(Index i) {
 
 }  // namespace
 
+// A projection of random size, dense, in memory of its own.
+template <class T>
+void check_projection() {
+    const Index tokens = between(1, 4), in = between(1, 90), out = between(1, 90);
+    const auto filled = [](Index n) {
+        std::unique_ptr<T[]> x(new T[n]);
+        for (Index i = 0; i < n; ++i) put(&x[i], float(normal()));
+        return x;
+    };
+    const auto x = filled(tokens * in), weight = filled(out * in), bias = filled(out);
+    const bool biased = coin();
+    std::unique_ptr<T[]> y(new T[tokens * out]);
+    lin_attn_project(
+        x.get(), weight.get(), biased ? bias.get() : nullptr, y.get(), tokens, in, out, sizeof(T) == 2, between(1, 4));
+    for (Index t = 0; t < tokens; ++t)
+        for (Index i = 0; i < out; ++i) {
+            double wanted = biased ? widen(bias[i]) : 0, size = std::abs(wanted);
+            for (Index j = 0; j < in; ++j) {
+                const double term = double(widen(x[t * in + j])) * widen(weight[i * in + j]);
+                wanted += term;
+                size += std::abs(term);
+            }
+            if (!(std::abs(widen(y[t * out + i]) - wanted) <= (sizeof(T) == 2 ? 1e-2 : 1e-5) * size)) {
+                std::printf("a projection of %d tokens, %d to %d, is wrong\n", int(tokens), int(in), int(out));
+                std::exit(1);
+            }
+        }
+}
+
 int main(int, char** arguments) {
     random_bits.seed(std::stoul(arguments[1]));
     const Index problems = std::stol(arguments[2]);
@@ -397,6 +426,7 @@ int main(int, char** arguments) {
         backward_rows += c.B * c.H() * c.N;
         segmented += c.threads > 1 && c.B * c.K < c.threads && std::max(c.N, c.keys) > CHUNK;
         steps += c.causal && c.N == 1;
+        coin() ? check_projection<bf16>() : check_projection<float>();
     }
     std::printf(
         "%d problems, vectors of %d floats: %d rows of queries, %d times more threads than heads, %d steps; "

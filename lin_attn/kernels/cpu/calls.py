@@ -1,7 +1,7 @@
-"""forward, backward and step of linear attention on tensors, by the compiled kernel.
+"""forward, backward and step of linear attention, and a few tokens' projection, on tensors, by the compiled kernel.
 
-What they compute, and the layout of arguments and results, is that of `lin_attn.ops.linear_chunked`; inputs here are
-float32 or bfloat16 on the CPU, sums and denominators float32.
+What the former compute, and the layout of arguments and results, is that of `lin_attn.ops.linear_chunked`; inputs here
+are float32 or bfloat16 on the CPU, sums and denominators float32.
 
 Letters: B batch, H heads of q, K heads of k and v, N length, D head dim, M value head dim.
 """
@@ -17,8 +17,9 @@ CHUNK = 32  # tokens; these two are csrc/problem.h's
 MAX_DIM = 256  # of D and M
 _ROPES = ("none", "after", "before")
 
-# Under this many operations a second thread takes longer to wake than the first to finish.
+# Under this many operations, or weights of a projection, a second thread takes longer to wake than the first to finish.
 _SMALL = 2e6
+_SMALL_PROJECTION = 2**15
 
 poison = False  # tests set it: outputs and scratch memory start as NaN
 
@@ -90,6 +91,29 @@ def backward(
     call("backward", problem)
     del kept
     return grad_q, grad_k, grad_v, grad_kv, grad_k_sum
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + b, (…, E) → (…, F), for weights (F, E) and bias (F); all of one type, float32 or bfloat16, and contiguous.
+
+    Every weight is read once, and nothing is set up: for a few tokens, less than a library's product of matrices takes.
+    """
+    library = load()
+    assert not isinstance(library, str), library
+    outputs, inputs = weight.shape
+    y = _fresh(x.new_empty(*x.shape[:-1], outputs))
+    library.lin_attn_project(
+        x.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        x.numel() // inputs,
+        inputs,
+        outputs,
+        x.dtype == torch.bfloat16,
+        1 if outputs * inputs < _SMALL_PROJECTION else torch.get_num_threads(),
+    )
+    return y
 
 
 def empty_rows(x: Tensor, dim: int) -> Tensor:

@@ -1,4 +1,4 @@
-// Linear attention on the CPU: forward, backward and a step of decoding, as functions of C.
+// Linear attention on the CPU: forward, backward, and for a step of decoding attention and projection, as functions of C.
 //
 // A head of keys and values, with the heads of queries that share it, is a pair (batch, kv head). Where there are too few
 // pairs to keep the threads busy, each sequence is cut into segments: the sums of each are made first, from which follows
@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "project.h"
 #include "scan.h"
 #include "step.h"
 
@@ -280,6 +281,21 @@ EXPORT int lin_attn_step(const lin_attn::Problem* p) {
     } catch (const std::bad_alloc&) {
         return 1;
     }
+}
+
+// x, weight, bias, y: of Projection, bfloat16 or float32.
+EXPORT void lin_attn_project(
+    const void* x, const void* weight, const void* bias, void* y, int64_t tokens, int64_t in, int64_t out, int32_t bf16,
+    int32_t threads) {
+    const auto project = [&](auto element) {
+        using T = decltype(element);
+        lin_attn::project(
+            lin_attn::Projection<T>{
+                static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<const T*>(bias), static_cast<T*>(y),
+                tokens, in, out},
+            threads);
+    };
+    bf16 ? project(lin_attn::bf16{}) : project(float{});
 }
 
 // What was built: size of Problem, floats a vector, and how bfloat16 is multiplied (lin_attn::Bf16).

@@ -1,0 +1,117 @@
+"""A few tokens' projection by the kernel: the float64 product, and only where nobody but the caller looks on."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from lin_attn.kernels import cpu
+from lin_attn.kernels.cpu import calls
+from lin_attn.projection import FEW, Projection
+from tests.helpers import TOLERANCE, relative
+
+pytestmark = pytest.mark.skipif(cpu.unusable() is not None, reason="the kernel is not built here")
+MANY = 100_000  # weights, enough for two threads
+
+
+def close(got, wanted, tolerance):
+    assert relative(got, wanted) <= tolerance
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    counts = [0]
+
+    def project(*arguments):
+        counts[0] += 1
+        return calls.project(*arguments)
+
+    monkeypatch.setattr(cpu, "project", project)
+    return counts
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equals_the_float64_product_with_poisoned_results(dtype, monkeypatch):
+    monkeypatch.setattr(calls, "poison", True)
+    choice, generator = random.Random(0), torch.Generator().manual_seed(0)
+    for case in range(120):
+        inputs, outputs = choice.randint(1, 80), choice.randint(1, 80)
+        if case % 4 == 0:  # on all threads, with parts that do not divide
+            inputs, outputs = choice.randint(300, 400), choice.randint(300, 400)
+        shape = choice.choice([(1, 1), (3,), (2, 2), (1,), ()])
+        x = torch.randn(*shape, inputs, generator=generator).to(dtype)
+        weight = (torch.randn(outputs, inputs, generator=generator) * inputs**-0.5).to(dtype)
+        bias = torch.randn(outputs, generator=generator).to(dtype) if choice.random() < 0.5 else None
+        wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        computed = cpu.project(x, weight, bias)
+        assert computed.dtype == dtype
+        close(computed, wanted, TOLERANCE[dtype])
+
+
+def test_the_same_on_one_thread_and_on_all():
+    x, weight = torch.randn(1, 1, 256), torch.randn(MANY // 256 + 1, 256)
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(cpu.project(x, weight, None))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(results[0], other) for other in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_takes_a_few_tokens(dtype, counted):
+    layer = Projection(24, 40).to(dtype)
+    with torch.no_grad():
+        for tokens in range(1, FEW[dtype] + 1):
+            layer(torch.randn(1, tokens, 24, dtype=dtype))
+            assert counted == [tokens]
+        layer(torch.randn(1, FEW[dtype] + 1, 24, dtype=dtype))
+    assert counted == [FEW[dtype]]
+    with torch.inference_mode():
+        layer(torch.randn(1, 24, dtype=dtype))
+    assert counted == [FEW[dtype] + 1]
+
+
+def test_whoever_looks_on_sees_torchs_linear(counted, monkeypatch):
+    layer, x = Projection(24, 40), torch.randn(1, 1, 24)
+    wanted = F.linear(x, layer.weight, layer.bias)
+
+    out = layer(x)
+    out.sum().backward()
+    assert layer.weight.grad is not None
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+        with FlopCounterMode(display=False) as counter:
+            layer(x)
+        assert counter.get_total_flops() == 2 * 24 * 40
+        close(torch.func.vmap(layer)(x.expand(3, 1, 24)), wanted.expand(3, 1, 40), TOLERANCE[torch.float32])
+        assert torch.jit.trace(layer, x, check_trace=False)(x.expand(5, 1, 24)).shape == (5, 1, 40)
+        with torch.autograd.forward_ad.dual_level():
+            dual = layer(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+            tangent = torch.autograd.forward_ad.unpack_dual(dual).tangent
+            close(tangent, layer.weight.sum(1).expand(1, 1, 40), TOLERANCE[torch.float32])
+        layer(torch.randn(24, 4).t())  # not contiguous
+        assert layer(x[:, :0]).shape == (1, 0, 40)
+        monkeypatch.setenv("LIN_ATTN_BACKEND", "chunked")
+        assert torch.equal(layer(x), wanted)
+    assert counted == [0]
+
+
+def test_a_wrong_width_is_torchs_error():
+    with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        Projection(24, 40)(torch.randn(1, 48))
+
+
+def test_weights_are_those_of_linear():
+    layer, other = Projection(24, 40), torch.nn.Linear(24, 40)
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(1, 1, 24)
+    assert isinstance(layer, torch.nn.Linear)
+    with torch.no_grad():
+        close(layer(x), other(x), TOLERANCE[torch.float32])
