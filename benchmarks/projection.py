@@ -37,7 +37,7 @@ def ratio(x: Tensor, weights: list[Tensor], rounds: int) -> float:
     """Seconds of torch over those of the kernel, each weight used in turn."""
     turn = itertools.cycle(weights)
     seconds = medians(
-        {"torch": lambda: F.linear(x, next(turn)), "kernel": lambda: cpu.project(x, next(turn), None)}, rounds
+        {"torch": lambda: F.linear(x, next(turn)), "kernel": lambda: cpu.project(x, ((next(turn), None),))}, rounds
     )
     return seconds["torch"] / seconds["kernel"]
 

@@ -1,8 +1,12 @@
 """nn.Linear, faster where a step of decoding on the CPU takes one token, or a few."""
 
+from collections.abc import Sequence
+from typing import TypeGuard
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as hooks
 
 from lin_attn.eager import is_bare
 from lin_attn.kernels import cpu
@@ -21,25 +25,59 @@ class Projection(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        if takes(x, self.weight, self.bias):
-            return cpu.project(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        layer = self.weight, self.bias
+        if takes(x, (layer,)):
+            return cpu.project(x, (layer,))[0]
+        return F.linear(x, *layer)
 
 
-def takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def project(x: Tensor, *layers: nn.Module) -> list[Tensor]:
+    """x through each of the layers, as if they were called one by one; in one call where the kernel takes it."""
+    by_kernel = _by_kernel(x, layers)
+    return [layer(x) for layer in layers] if by_kernel is None else by_kernel
+
+
+def project_gelu(x: Tensor, layer: nn.Module) -> Tensor:
+    """gelu(layer(x)), y Φ(y) with the normal distribution's Φ; in one call where the kernel takes it."""
+    by_kernel = _by_kernel(x, (layer,), gelu=True)
+    return F.gelu(layer(x)) if by_kernel is None else by_kernel[0]
+
+
+def _by_kernel(x: Tensor, layers: Sequence[nn.Module], *, gelu: bool = False) -> list[Tensor] | None:
+    """The projections, or None if it is not for the kernel to make them."""
+    plain = [(layer.weight, layer.bias) for layer in layers if _is_plain(layer)]
+    return cpu.project(x, plain, gelu=gelu) if len(plain) == len(layers) and takes(x, plain) else None
+
+
+def takes(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]]) -> bool:
     """Whether the kernel is to project x: it can, it is faster, and there is nothing for torch to see or keep."""
-    parameters = (weight,) if bias is None else (weight, bias)
-    if not is_bare(x, *parameters):  # asked first: a tracer would bind the model to the size that it is asked for
+    # Loops, as a generator takes longer to set up than its tests take, and a step of decoding waits for all of this.
+    tensors = [parameter for layer in layers for parameter in layer if parameter is not None]
+    if not is_bare(x, *tensors):  # asked first: a tracer would bind the model to the size that it is asked for
         return False
-    inputs = weight.shape[1]
+    dtype, grad = x.dtype, torch.is_grad_enabled()
+    if not x.dim() or not 0 < x.numel() <= FEW.get(dtype, 0) * x.shape[-1] or not x.is_contiguous():
+        return False
+    for parameter in tensors:
+        if parameter.dtype != dtype or not parameter.is_contiguous() or (grad and parameter.requires_grad):
+            return False
+    for weight, _ in layers:
+        if weight.shape[1] != x.shape[-1]:
+            return False
     return (
-        0 < x.numel() <= FEW.get(x.dtype, 0) * inputs
-        and x.shape[-1] == inputs
-        and all(p.dtype == x.dtype and p.is_contiguous() for p in parameters)
-        and x.is_contiguous()
-        and not (torch.is_grad_enabled() and any(p.requires_grad for p in (x, *parameters)))
+        not (grad and x.requires_grad)
         and not torch.is_autocast_enabled("cpu")
         and torch.autograd.forward_ad._current_level < 0
         and check_backend("auto") in ("auto", "cpu")
         and cpu.unusable() is None
+    )
+
+
+def _is_plain(layer: nn.Module) -> TypeGuard[Projection]:
+    """Whether a call of the layer would do no more than Projection.forward."""
+    return (
+        type(layer) is Projection
+        and "forward" not in layer.__dict__
+        and not (layer._forward_hooks or layer._forward_pre_hooks)
+        and not (hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
     )

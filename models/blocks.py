@@ -11,7 +11,6 @@ Letters: B batch, N length, E model dim.
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -23,9 +22,8 @@ from lin_attn.attention import (
     SegmentRecurrentAttention,
     SoftmaxAttention,
 )
-from lin_attn.eager import is_eager
 from lin_attn.positions import ScorePositions
-from lin_attn.projection import Projection
+from lin_attn.projection import Projection, project, project_gelu
 from models.config import NetworkConfig
 from models.positions import rotation
 
@@ -110,25 +108,19 @@ class FeedForward(nn.Module):
         self.inner = Projection(config.d_model, d_ff, bias=config.bias)
         self.gate = Projection(config.d_model, d_ff, bias=config.bias) if gated else None
         self.output = Projection(d_ff, config.d_model, bias=config.bias)
-        self.activation = F.relu if config.ffn == "relu" else gelu
+        self.relu = config.ffn == "relu"
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, E) → (B, N, E)."""
-        hidden = self.activation(self.inner(x)) if self.gate is None else F.silu(self.gate(x)) * self.inner(x)
+        if self.gate is not None:
+            gate, inner = project(x, self.gate, self.inner)
+            hidden = F.silu(gate) * inner
+        elif self.relu:
+            hidden = F.relu(self.inner(x))
+        else:
+            hidden = project_gelu(x, self.inner)
         out: Tensor = self.output(hidden)
         return out
-
-
-def gelu(x: Tensor) -> Tensor:
-    """x Φ(x), Φ the normal distribution's; of a token's numbers by way of float64.
-
-    In float32 on the CPU torch has oneDNN compute it, which takes longer to set up than a token's numbers take; in
-    float64 it is a loop of torch's own.
-    """
-    # Asked first: a tracer would bind the model to the size that it is asked for.
-    if not is_eager() or x.requires_grad or x.dtype != torch.float32 or not x.is_cpu or x.numel() > 2048:
-        return F.gelu(x)
-    return F.gelu(x.double()).float()
 
 
 class Block(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lin_attn.positions import Rotary, XPos
-from lin_attn.projection import Projection
+from lin_attn.projection import Projection, project
 
 
 class MultiHeadAttention(nn.Module):
@@ -107,8 +107,11 @@ class MultiHeadAttention(nn.Module):
         for name, tensor in (("x", x), ("context", context)):
             if tensor is not None and (tensor.dim() != 3 or tensor.shape[-1] != self.query.in_features):
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}; wanted (B, N, {self.query.in_features})")
-        source = x if context is None else context
-        q, k, v = self._heads(self.query(x)), self._heads(self.key(source)), self._heads(self.value(source))
+        if context is None:
+            projected = project(x, self.query, self.key, self.value)
+        else:
+            projected = [self.query(x), *project(context, self.key, self.value)]
+        q, k, v = map(self._heads, projected)
         heads, state = self.mix(q, k, v, key_mask=key_mask, state=state)
         out = self._joined(heads)
         return (out, state) if return_state else out
@@ -133,7 +136,7 @@ class MultiHeadAttention(nn.Module):
             )
         if context.dim() != 3 or context.shape[-1] != self.key.in_features:
             raise ValueError(f"context has shape {tuple(context.shape)}; wanted (B, N_k, {self.key.in_features})")
-        k, v = self._heads(self.key(context)), self._heads(self.value(context))
+        k, v = map(self._heads, project(context, self.key, self.value))
         none = k.new_empty(k.shape[0], self.n_heads, 0, self.head_dim)
         return self.mix(none, k, v, key_mask=key_mask, state=None)[1]
 

@@ -386,30 +386,39 @@ Case draw(Index i) {
 
 }  // namespace
 
-// A projection of random size, dense, in memory of its own.
+// Projections of random size, dense, each tensor in memory of its own.
 template <class T>
 void check_projection() {
-    const Index tokens = between(1, 4), in = between(1, 90), out = between(1, 90);
+    const Index tokens = between(1, 4), in = between(1, 90), count = between(1, 3);
     const auto filled = [](Index n) {
         std::unique_ptr<T[]> x(new T[n]);
         for (Index i = 0; i < n; ++i) put(&x[i], float(normal()));
         return x;
     };
-    const auto x = filled(tokens * in), weight = filled(out * in), bias = filled(out);
-    const bool biased = coin();
-    std::unique_ptr<T[]> y(new T[tokens * out]);
-    lin_attn_project(
-        x.get(), weight.get(), biased ? bias.get() : nullptr, y.get(), tokens, in, out, sizeof(T) == 2, between(1, 4));
-    for (Index t = 0; t < tokens; ++t)
-        for (Index i = 0; i < out; ++i) {
-            double wanted = biased ? widen(bias[i]) : 0, size = std::abs(wanted);
+    const auto x = filled(tokens * in);
+    const bool gelu = coin();
+    std::vector<std::unique_ptr<T[]>> weights, biases, ys;
+    std::vector<Layer> layers;
+    for (Index l = 0; l < count; ++l) {
+        const Index out = between(1, 90);
+        weights.push_back(filled(out * in));
+        biases.push_back(coin() ? filled(out) : nullptr);
+        ys.emplace_back(new T[tokens * out]);
+        layers.push_back({weights[l].get(), biases[l].get(), ys[l].get(), out, gelu});
+    }
+    lin_attn_project(x.get(), layers.data(), count, tokens, in, sizeof(T) == 2, between(1, 4));
+    for (Index l = 0; l < count; ++l)
+        for (Index i = 0; i < tokens * layers[l].out; ++i) {
+            const Index token = i / layers[l].out, output = i % layers[l].out;
+            double wanted = biases[l] ? widen(biases[l][output]) : 0, size = std::abs(wanted);
             for (Index j = 0; j < in; ++j) {
-                const double term = double(widen(x[t * in + j])) * widen(weight[i * in + j]);
+                const double term = double(widen(x[token * in + j])) * widen(weights[l][output * in + j]);
                 wanted += term;
                 size += std::abs(term);
             }
-            if (!(std::abs(widen(y[t * out + i]) - wanted) <= (sizeof(T) == 2 ? 1e-2 : 1e-5) * size)) {
-                std::printf("a projection of %d tokens, %d to %d, is wrong\n", int(tokens), int(in), int(out));
+            if (gelu) wanted *= std::erfc(-wanted / std::sqrt(2.0)) / 2;
+            if (!(std::abs(widen(ys[l][i]) - wanted) <= (sizeof(T) == 2 ? 2e-2 : 2e-5) * size)) {
+                std::printf("a projection of %d tokens, %d to %d, is wrong\n", int(tokens), int(in), int(layers[l].out));
                 std::exit(1);
             }
         }

@@ -6,6 +6,9 @@ are float32 or bfloat16 on the CPU, sums and denominators float32.
 Letters: B batch, H heads of q, K heads of k and v, N length, D head dim, M value head dim.
 """
 
+from collections.abc import Sequence
+from ctypes import c_int64
+
 import torch
 from torch import Tensor
 
@@ -93,27 +96,35 @@ def backward(
     return grad_q, grad_k, grad_v, grad_kv, grad_k_sum
 
 
-def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b, (…, E) → (…, F), for weights (F, E) and bias (F); all of one type, float32 or bfloat16, and contiguous.
+def project(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]], *, gelu: bool = False) -> list[Tensor]:
+    """x Wᵀ + b, or gelu of it, by each layer's W (F, E) and b (F): (…, E) → (…, F).
+
+    All are float32 or all bfloat16, and contiguous.
 
     Every weight is read once, and nothing is set up: for a few tokens, less than a library's product of matrices takes.
     """
     library = load()
     assert not isinstance(library, str), library
-    outputs, inputs = weight.shape
-    y = _fresh(x.new_empty(*x.shape[:-1], outputs))
+    *leading, inputs = x.shape
+    ys: list[Tensor] = []
+    described: list[int] = []
+    weights = 0
+    for weight, bias in layers:
+        outputs = weight.shape[0]
+        y = _fresh(x.new_empty(*leading, outputs))
+        described += (weight.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(), outputs, gelu)
+        weights += outputs * inputs
+        ys.append(y)
     library.lin_attn_project(
         x.data_ptr(),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
+        (c_int64 * len(described))(*described),  # csrc/project.h's Layer
+        len(layers),
         x.numel() // inputs,
         inputs,
-        outputs,
         x.dtype == torch.bfloat16,
-        1 if outputs * inputs < _SMALL_PROJECTION else torch.get_num_threads(),
+        1 if weights < _SMALL_PROJECTION else torch.get_num_threads(),
     )
-    return y
+    return ys
 
 
 def empty_rows(x: Tensor, dim: int) -> Tensor:

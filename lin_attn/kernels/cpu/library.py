@@ -43,7 +43,7 @@ def load() -> ctypes.CDLL | str:
         return "the library and lin_attn/kernels/cpu/library.py describe different problems"
     for name in ("lin_attn_forward", "lin_attn_backward", "lin_attn_step"):
         getattr(library, name).argtypes = [ctypes.POINTER(Problem)]
-    library.lin_attn_project.argtypes = [*[c_void_p] * 4, *[c_int64] * 3, c_int32, c_int32]
+    library.lin_attn_project.argtypes = [c_void_p, c_void_p, *[c_int64] * 3, c_int32, c_int32]
     library.lin_attn_project.restype = None
     return library
 

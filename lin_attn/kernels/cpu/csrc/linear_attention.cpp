@@ -283,19 +283,11 @@ EXPORT int lin_attn_step(const lin_attn::Problem* p) {
     }
 }
 
-// x, weight, bias, y: of Projection, bfloat16 or float32.
+// x (tokens, in) through so many layers; all tensors are bfloat16 or float32.
 EXPORT void lin_attn_project(
-    const void* x, const void* weight, const void* bias, void* y, int64_t tokens, int64_t in, int64_t out, int32_t bf16,
+    const void* x, const lin_attn::Layer* layers, int64_t count, int64_t tokens, int64_t in, int32_t bf16,
     int32_t threads) {
-    const auto project = [&](auto element) {
-        using T = decltype(element);
-        lin_attn::project(
-            lin_attn::Projection<T>{
-                static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<const T*>(bias), static_cast<T*>(y),
-                tokens, in, out},
-            threads);
-    };
-    bf16 ? project(lin_attn::bf16{}) : project(float{});
+    (bf16 ? lin_attn::project<lin_attn::bf16> : lin_attn::project<float>)(x, layers, count, tokens, in, threads);
 }
 
 // What was built: size of Problem, floats a vector, and how bfloat16 is multiplied (lin_attn::Bf16).
