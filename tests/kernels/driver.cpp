@@ -5,6 +5,8 @@
 //
 // Letters: B batch, H heads of q, K heads of k and v, N length, D head dim, M value head dim.
 
+#include "bfloat16.cpp"
+#include "float32.cpp"
 #include "linear_attention.cpp"
 
 #include <cstdio>

@@ -2,7 +2,6 @@
 
 import ctypes
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ def compiled(folder: Path, *flags: str) -> ctypes.CDLL:
     """The kernel with flags after its own."""
     output = folder / "kernel.so"
     compiler, _ = build.find_compiler()
-    source = build.SOURCES / "linear_attention.cpp"
-    subprocess.run([compiler, *build.FLAGS, *flags, str(source), "-o", str(output)], check=True, capture_output=True)
+    assert build.compile_sources(compiler, [*build.FLAGS, *flags], output) is None
     library = ctypes.CDLL(str(output))
     library.lin_attn_built.restype = ctypes.c_int64
     return library

@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -25,7 +26,6 @@ FLAGS = [
     "-fno-tree-vectorize",
     "-fno-tree-slp-vectorize",
     "-fPIC",
-    "-shared",
     "-fvisibility=hidden",
     "-pthread",
 ]
@@ -63,7 +63,7 @@ def build() -> Path:
             raise BuildError(f"no folder to build in: {error}") from error
         try:
             output = scratch / name
-            problem = _compile(compiler, flags, output)
+            problem = compile_sources(compiler, flags, output)
             if problem is None:
                 output.write_bytes(output.read_bytes() + _digest(output.read_bytes()))
                 if folder == cache_dir():
@@ -145,9 +145,18 @@ def _writable(folder: Path) -> Path:
         return Path(tempfile.mkdtemp(prefix="lin-attn-kernel-"))
 
 
-def _compile(compiler: str, flags: list[str], output: Path) -> str | None:
+def compile_sources(compiler: str, flags: list[str], output: Path) -> str | None:
+    """Makes the library, files side by side, and objects beside it. None, or what went wrong in a line."""
+    objects = {source: output.with_name(f"{source.stem}.o") for source in sorted(SOURCES.glob("*.cpp"))}
+    commands = [[compiler, *flags, "-c", str(source), "-o", str(target)] for source, target in objects.items()]
+    with ThreadPoolExecutor() as side_by_side:
+        problems = [problem for problem in side_by_side.map(_run, commands) if problem is not None]
+    link = [compiler, *flags, "-shared", *map(str, objects.values()), "-o", str(output)]
+    return problems[0] if problems else _run(link)
+
+
+def _run(command: list[str]) -> str | None:
     """None, or what went wrong in a line."""
-    command = [compiler, *flags, str(SOURCES / "linear_attention.cpp"), "-o", str(output)]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
