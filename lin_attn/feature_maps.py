@@ -9,6 +9,7 @@ since the head is one of the leading axes.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ _FEATURE_MAPS = {
 }
 
 
-def is_registered(phi: object) -> bool:
+def is_registered(phi: object) -> TypeGuard[FeatureMap]:
     """Whether phi is one of the named maps itself, and not merely alike."""
     return any(phi is known for known in _FEATURE_MAPS.values())
 

@@ -1,7 +1,6 @@
 """nn.Linear, faster where a step of decoding on the CPU takes one token, or a few."""
 
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -45,11 +44,27 @@ def project_gelu(x: Tensor, layer: nn.Module) -> Tensor:
 
 def _by_kernel(x: Tensor, layers: Sequence[nn.Module], *, gelu: bool = False) -> list[Tensor] | None:
     """The projections, or None if it is not for the kernel to make them."""
-    plain = [(layer.weight, layer.bias) for layer in layers if _is_plain(layer)]
-    return cpu.project(x, plain, gelu=gelu) if len(plain) == len(layers) and takes(x, plain) else None
+    plain = plain_layers(layers)
+    return cpu.project(x, plain, gelu=gelu) if plain is not None and takes(x, plain) else None
 
 
-def takes(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]]) -> bool:
+def plain_layers(layers: Sequence[nn.Module]) -> list[cpu.Layer] | None:
+    """Each layer's weights and bias, or None if a call of one would do more than Projection.forward."""
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+        return None
+    found: list[cpu.Layer] = []
+    for layer in layers:
+        if type(layer) is not Projection or layer._forward_hooks or layer._forward_pre_hooks:
+            return None
+        parameters = layer._parameters  # as attributes, they would take longer to look up than all else here
+        weight = parameters.get("weight")
+        if weight is None or "bias" not in parameters or "forward" in layer.__dict__:
+            return None
+        found.append((weight, parameters["bias"]))
+    return found
+
+
+def takes(x: Tensor, layers: Sequence[cpu.Layer]) -> bool:
     """Whether the kernel is to project x: it can, it is faster, and there is nothing for torch to see or keep."""
     # Loops, as a generator takes longer to set up than its tests take, and a step of decoding waits for all of this.
     tensors = [parameter for layer in layers for parameter in layer if parameter is not None]
@@ -61,8 +76,8 @@ def takes(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]]) -> bool:
     for parameter in tensors:
         if parameter.dtype != dtype or not parameter.is_contiguous() or (grad and parameter.requires_grad):
             return False
-    for weight, _ in layers:
-        if weight.shape[1] != x.shape[-1]:
+    for weight, bias in layers:
+        if weight.shape[1] != x.shape[-1] or (bias is not None and bias.numel() != weight.shape[0]):
             return False
     return (
         not (grad and x.requires_grad)
@@ -70,14 +85,4 @@ def takes(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]]) -> bool:
         and torch.autograd.forward_ad._current_level < 0
         and check_backend("auto") in ("auto", "cpu")
         and cpu.unusable() is None
-    )
-
-
-def _is_plain(layer: nn.Module) -> TypeGuard[Projection]:
-    """Whether a call of the layer would do no more than Projection.forward."""
-    return (
-        type(layer) is Projection
-        and "forward" not in layer.__dict__
-        and not (layer._forward_hooks or layer._forward_pre_hooks)
-        and not (hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
     )

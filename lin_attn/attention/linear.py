@@ -7,9 +7,11 @@ the choices that a model makes once.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
+from lin_attn.attention.linear_step import step
 from lin_attn.attention.multi_head import MultiHeadAttention
 from lin_attn.feature_maps import feature_map as find_feature_map
 from lin_attn.ops import LinearState, linear_attention, xpos_linear_attention
@@ -62,6 +64,22 @@ class LinearAttention(MultiHeadAttention):
         self.rotary = self.checked_rotation(rope != "none", rope_base, rotary)
         if isinstance(self.rotary, XPos) and rope == "before":
             raise ValueError("rope is 'before' and rotary is an XPos, whose decay no feature map keeps; wanted 'after'")
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        context: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        state: LinearState | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """See MultiHeadAttention.forward."""
+        if state is not None and return_state and context is None and key_mask is None:
+            stepped = step(self, x, state) if type(self) is LinearAttention else None
+            if stepped is not None:
+                return stepped
+        return super().forward(x, context=context, key_mask=key_mask, state=state, return_state=return_state)
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: LinearState | None

@@ -30,6 +30,8 @@ from lin_attn.ops.linear_reference import Rotation, quadratic, recurrent
 from lin_attn.ops.state import LinearState
 from lin_attn.positions import Rotary
 
+EPS = 1e-12  # the least magnitude of a denominator, unless the caller says another
+
 
 @overload
 def linear_attention(
@@ -82,7 +84,7 @@ def linear_attention(
     key_mask: Tensor | None = None,
     state: LinearState | None = None,
     return_state: bool = False,
-    eps: float = 1e-12,
+    eps: float = EPS,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, LinearState]:
     """Kernelized attention in O(N) time, of queries over keys before them or over all keys.
@@ -191,7 +193,7 @@ def _resolve(feature_map: str | Callable[[Tensor], Tensor]) -> FeatureMap | None
     """The registered map that is meant, or None for a callable of the user's own."""
     if isinstance(feature_map, str):
         return find_feature_map(feature_map)
-    if isinstance(feature_map, FeatureMap) and is_registered(feature_map):
+    if is_registered(feature_map):
         return feature_map
     if not callable(feature_map):
         raise ValueError(f"feature_map is {feature_map!r}; wanted a name or a callable on (…, D)")

@@ -388,23 +388,26 @@ Case draw(Index i) {
 
 }  // namespace
 
-// Projections of random size, dense, each tensor in memory of its own.
+// n numbers in memory of their own.
+template <class T>
+std::unique_ptr<T[]> filled(Index n, double scale = 1) {
+    std::unique_ptr<T[]> x(new T[n]);
+    for (Index i = 0; i < n; ++i) put(&x[i], float(scale * normal()));
+    return x;
+}
+
+// Projections of random size.
 template <class T>
 void check_projection() {
     const Index tokens = between(1, 4), in = between(1, 90), count = between(1, 3);
-    const auto filled = [](Index n) {
-        std::unique_ptr<T[]> x(new T[n]);
-        for (Index i = 0; i < n; ++i) put(&x[i], float(normal()));
-        return x;
-    };
-    const auto x = filled(tokens * in);
+    const auto x = filled<T>(tokens * in);
     const bool gelu = coin();
     std::vector<std::unique_ptr<T[]>> weights, biases, ys;
     std::vector<Layer> layers;
     for (Index l = 0; l < count; ++l) {
         const Index out = between(1, 90);
-        weights.push_back(filled(out * in));
-        biases.push_back(coin() ? filled(out) : nullptr);
+        weights.push_back(filled<T>(out * in));
+        biases.push_back(coin() ? filled<T>(out) : nullptr);
         ys.emplace_back(new T[tokens * out]);
         layers.push_back({weights[l].get(), biases[l].get(), ys[l].get(), out, gelu});
     }
@@ -426,6 +429,61 @@ void check_projection() {
         }
 }
 
+// A layer of attention for one token, of random size: the same as its parts, called one by one, to the last bit.
+template <class T>
+void check_attend() {
+    Problem p{};
+    p.batch = between(1, 3), p.kv_heads = between(1, 3), p.heads = p.kv_heads * between(1, 2);
+    p.queries = p.keys = 1, p.dim = p.value_dim = 2 * between(1, 25);
+    const Index in = between(1, 70), out = between(1, 70), state = p.batch * p.kv_heads * p.dim;
+    p.eps = 1e-12f, p.feature_map = int(Phi::elu1), p.causal = 1, p.bf16_tensors = sizeof(T) == 2;
+    p.threads = between(1, 3), p.poison = coin();
+    const auto cos = filled<float>(p.dim / 2), sin = filled<float>(p.dim / 2);
+    const auto kv = filled<float>(state * p.dim), k_sum = filled<float>(state);
+    std::unique_ptr<float[]> new_kv[2], new_k_sum[2];
+    p.rope = between(0, 2), p.cos = p.rope ? cos.get() : nullptr, p.sin = p.rope ? sin.get() : nullptr;
+    p.kv = kv.get(), p.k_sum = k_sum.get();
+    for (Index i = 0; i < state; ++i) k_sum[i] = 10 + std::abs(k_sum[i]);
+
+    const auto x = filled<T>(p.batch * in);
+    const Index inputs[4] = {in, in, in, p.heads * p.dim};
+    const Index outputs[4] = {p.heads * p.dim, p.kv_heads * p.dim, p.kv_heads * p.dim, out};
+    std::unique_ptr<T[]> weights[4], biases[4], ys[4], attended;
+    Layer layers[4];
+    for (Index l = 0; l < 4; ++l) {
+        weights[l] = filled<T>(outputs[l] * inputs[l], 1 / std::sqrt(double(inputs[l])));
+        if (coin()) biases[l] = filled<T>(outputs[l]);
+        ys[l].reset(new T[p.batch * outputs[l]]);
+        layers[l] = {weights[l].get(), biases[l].get(), l == 3 ? ys[l].get() : nullptr, outputs[l], 0};
+    }
+    const bool normalize = coin();
+    const auto state_into = [&](Index i) {
+        new_kv[i].reset(new float[state * p.dim]), new_k_sum[i].reset(new float[state]);
+        p.new_kv = new_kv[i].get(), p.new_k_sum = new_k_sum[i].get();
+    };
+    state_into(0);
+    if (lin_attn_attend(&p, x.get(), in, layers, normalize, between(1, 3)) != 0) std::exit(1);
+    const std::vector<T> got(ys[3].get(), ys[3].get() + p.batch * out);
+
+    state_into(1);
+    for (Index l = 0; l < 3; ++l) layers[l].y = ys[l].get();
+    lin_attn_project(x.get(), layers, 3, p.batch, in, p.bf16_tensors, 1);
+    attended.reset(new T[p.batch * outputs[0]]);
+    const auto view = [&](T* data, Index heads) { return Tensor{data, {heads * p.dim, p.dim, p.dim, 1}}; };
+    p.q = view(ys[0].get(), p.heads), p.k = view(ys[1].get(), p.kv_heads), p.v = view(ys[2].get(), p.kv_heads);
+    p.out = view(attended.get(), p.heads);
+    const auto denominators = filled<float>(p.batch * p.heads);
+    p.denominators = normalize ? denominators.get() : nullptr;
+    if (lin_attn_step(&p) != 0) std::exit(1);
+    lin_attn_project(attended.get(), layers + 3, 1, p.batch, inputs[3], p.bf16_tensors, 1);
+    if (std::memcmp(got.data(), ys[3].get(), got.size() * sizeof(T)) != 0 ||
+        std::memcmp(new_kv[0].get(), new_kv[1].get(), state * p.dim * sizeof(float)) != 0 ||
+        std::memcmp(new_k_sum[0].get(), new_k_sum[1].get(), state * sizeof(float)) != 0) {
+        std::printf("a layer of attention for one token is not what its parts are\n");
+        std::exit(1);
+    }
+}
+
 int main(int, char** arguments) {
     random_bits.seed(std::stoul(arguments[1]));
     const Index problems = std::stol(arguments[2]);
@@ -438,6 +496,7 @@ int main(int, char** arguments) {
         segmented += c.threads > 1 && c.B * c.K < c.threads && std::max(c.N, c.keys) > CHUNK;
         steps += c.causal && c.N == 1;
         coin() ? check_projection<bf16>() : check_projection<float>();
+        coin() ? check_attend<bf16>() : check_attend<float>();
     }
     std::printf(
         "%d problems, vectors of %d floats: %d rows of queries, %d times more threads than heads, %d steps; "

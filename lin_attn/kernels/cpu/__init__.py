@@ -1,6 +1,17 @@
 """Linear attention in C++ for the CPU at hand, compiled on first use."""
 
-from lin_attn.kernels.cpu.calls import CHUNK, FEATURE_MAPS, MAX_DIM, backward, forward, project
+from lin_attn.kernels.cpu.calls import CHUNK, FEATURE_MAPS, MAX_DIM, Layer, attend, backward, forward, project
 from lin_attn.kernels.cpu.library import describe, unusable
 
-__all__ = ["CHUNK", "FEATURE_MAPS", "MAX_DIM", "backward", "describe", "forward", "project", "unusable"]
+__all__ = [
+    "CHUNK",
+    "FEATURE_MAPS",
+    "MAX_DIM",
+    "Layer",
+    "attend",
+    "backward",
+    "describe",
+    "forward",
+    "project",
+    "unusable",
+]

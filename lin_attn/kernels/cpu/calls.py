@@ -1,13 +1,13 @@
-"""forward, backward and step of linear attention, and a few tokens' projection, on tensors, by the compiled kernel.
+"""Linear attention forward, backward and of a step, and a few tokens' projections, on tensors, by the compiled kernel.
 
-What the former compute, and the layout of arguments and results, is that of `lin_attn.ops.linear_chunked`; inputs here
+What attention computes, and the layout of arguments and results, is that of `lin_attn.ops.linear_chunked`; inputs here
 are float32 or bfloat16 on the CPU, sums and denominators float32.
 
 Letters: B batch, H heads of q, K heads of k and v, N length, D head dim, M value head dim.
 """
 
 from collections.abc import Sequence
-from ctypes import c_int64
+from ctypes import Array, c_int64
 
 import torch
 from torch import Tensor
@@ -96,35 +96,95 @@ def backward(
     return grad_q, grad_k, grad_v, grad_kv, grad_k_sum
 
 
-def project(x: Tensor, layers: Sequence[tuple[Tensor, Tensor | None]], *, gelu: bool = False) -> list[Tensor]:
-    """x Wᵀ + b, or gelu of it, by each layer's W (F, E) and b (F): (…, E) → (…, F).
+Layer = tuple[Tensor, Tensor | None]  # of a projection: W (F, E) and b (F)
 
-    All are float32 or all bfloat16, and contiguous.
+
+def project(x: Tensor, layers: Sequence[Layer], *, gelu: bool = False) -> list[Tensor]:
+    """x Wᵀ + b by each of the layers, or gelu of it, (…, E) → (…, F); all float32 or all bfloat16, and contiguous.
 
     Every weight is read once, and nothing is set up: for a few tokens, less than a library's product of matrices takes.
     """
     library = load()
     assert not isinstance(library, str), library
     *leading, inputs = x.shape
-    ys: list[Tensor] = []
-    described: list[int] = []
-    weights = 0
-    for weight, bias in layers:
-        outputs = weight.shape[0]
-        y = _fresh(x.new_empty(*leading, outputs))
-        described += (weight.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(), outputs, gelu)
-        weights += outputs * inputs
-        ys.append(y)
+    ys = [_fresh(x.new_empty(*leading, weight.shape[0])) for weight, _ in layers]
     library.lin_attn_project(
         x.data_ptr(),
-        (c_int64 * len(described))(*described),  # csrc/project.h's Layer
+        _described(layers, [y.data_ptr() for y in ys], gelu),
         len(layers),
         x.numel() // inputs,
         inputs,
         x.dtype == torch.bfloat16,
-        1 if weights < _SMALL_PROJECTION else torch.get_num_threads(),
+        _projecting_threads(layers),
     )
     return ys
+
+
+def attend(
+    x: Tensor,
+    layers: Sequence[Layer],
+    kv: Tensor,
+    k_sum: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    feature_map: str,
+    rope: str,
+    normalize: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One token of each sequence through a layer of causal attention: its output (B, 1, F), and the new S and z.
+
+    x is (B, 1, E), and the layers are those of queries, keys, values and outputs, as in `project`; S (B, K, D, D) and z
+    (B, K, D) are contiguous, and so are cos and sin (1, D/2).
+    """
+    batch, kv_heads, dim, _ = kv.shape
+    heads = layers[0][0].shape[0] // dim
+    out = _fresh(x.new_empty(batch, 1, layers[3][0].shape[0]))
+    new_kv, new_k_sum = _fresh(kv.new_empty(*kv.shape)), _fresh(k_sum.new_empty(*k_sum.shape))
+    problem = Problem(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        queries=1,
+        keys=1,
+        dim=dim,
+        value_dim=dim,
+        cos=None if cos is None else cos.data_ptr(),
+        sin=None if sin is None else sin.data_ptr(),
+        kv=kv.data_ptr(),
+        k_sum=k_sum.data_ptr(),
+        new_kv=new_kv.data_ptr(),
+        new_k_sum=new_k_sum.data_ptr(),
+        eps=eps,
+        feature_map=FEATURE_MAPS.index(feature_map),
+        rope=0 if cos is None else _ROPES.index(rope),
+        causal=1,
+        bf16_tensors=x.dtype == torch.bfloat16,
+        threads=_threads(batch * heads, dim, dim),
+        poison=poison,
+    )
+    call(
+        "attend",
+        problem,
+        x.data_ptr(),
+        x.shape[2],
+        _described(layers, (0, 0, 0, out.data_ptr()), False),
+        normalize,
+        _projecting_threads(layers),
+    )
+    return out, new_kv, new_k_sum
+
+
+def _described(layers: Sequence[Layer], ys: Sequence[int], gelu: bool) -> Array[c_int64]:
+    """csrc/project.h's Layer, one after the other."""
+    fields: list[int] = []
+    for (weight, bias), y in zip(layers, ys, strict=True):
+        fields += (weight.data_ptr(), 0 if bias is None else bias.data_ptr(), y, weight.shape[0], gelu)
+    return (c_int64 * len(fields))(*fields)
+
+
+def _projecting_threads(layers: Sequence[Layer]) -> int:
+    return 1 if sum(weight.numel() for weight, _ in layers) < _SMALL_PROJECTION else torch.get_num_threads()
 
 
 def empty_rows(x: Tensor, dim: int) -> Tensor:
@@ -177,10 +237,14 @@ def _problem(
     problem.causal = causal
     problem.bf16_tensors = q.dtype == torch.bfloat16
     problem.bf16_products = has_bf16_products()
-    operations = batch * heads * max(queries, keys) * (4 * dim * value_dim + 128 * (dim + value_dim))
-    problem.threads = 1 if operations < _SMALL else torch.get_num_threads()
+    problem.threads = _threads(batch * heads * max(queries, keys), dim, value_dim)
     problem.poison = poison
     return problem, (kv, k_sum, cos, sin)
+
+
+def _threads(rows: int, dim: int, value_dim: int) -> int:
+    operations = rows * (4 * dim * value_dim + 128 * (dim + value_dim))
+    return 1 if operations < _SMALL else torch.get_num_threads()
 
 
 def has_bf16_products() -> bool:

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import warnings
 from ctypes import c_float, c_int32, c_int64, c_void_p
+from typing import Any
 
 from lin_attn.kernels.cpu.build import BuildError, build
 
@@ -43,6 +44,7 @@ def load() -> ctypes.CDLL | str:
         return "the library and lin_attn/kernels/cpu/library.py describe different problems"
     for name in ("lin_attn_forward", "lin_attn_backward", "lin_attn_step"):
         getattr(library, name).argtypes = [ctypes.POINTER(Problem)]
+    library.lin_attn_attend.argtypes = [ctypes.POINTER(Problem), c_void_p, c_int64, c_void_p, c_int32, c_int32]
     library.lin_attn_project.argtypes = [c_void_p, c_void_p, *[c_int64] * 3, c_int32, c_int32]
     library.lin_attn_project.restype = None
     return library
@@ -72,7 +74,7 @@ def describe() -> str:
     return f"vectors of {library.lin_attn_built(1)} floats, {products}, {library._name}"
 
 
-def call(name: str, problem: Problem) -> None:
+def call(name: str, problem: Problem, *arguments: Any) -> None:
     """Calls lin_attn_`name`.
 
     Raises:
@@ -80,5 +82,5 @@ def call(name: str, problem: Problem) -> None:
     """
     library = load()
     assert not isinstance(library, str), library
-    if getattr(library, f"lin_attn_{name}")(ctypes.byref(problem)) != 0:
+    if getattr(library, f"lin_attn_{name}")(ctypes.byref(problem), *arguments) != 0:
         raise MemoryError(f"no scratch memory for linear attention ({name}) on the CPU")

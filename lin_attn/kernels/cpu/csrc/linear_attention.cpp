@@ -1,7 +1,6 @@
 // Linear attention on the CPU: forward, backward, and for a step of decoding attention and projection, as functions of C.
 
-#include "project.h"
-#include "step.h"
+#include "attend.h"
 #include "tiles.h"
 
 namespace lin_attn {
@@ -21,9 +20,10 @@ bool in_bf16(const Problem& p) {
 }
 
 // 1 if memory ran out, else 0.
-int run(void (*what)(const Problem&), const Problem& p) {
+template <class What, class... Arguments>
+int run(What what, const Arguments&... arguments) {
     try {
-        what(p);
+        what(arguments...);
         return 0;
     } catch (const std::bad_alloc&) {
         return 1;
@@ -46,6 +46,14 @@ EXPORT int lin_attn_backward(const lin_attn::Problem* p) {
 }
 
 EXPORT int lin_attn_step(const lin_attn::Problem* p) { return lin_attn::run(lin_attn::step, *p); }
+
+// Of attend.h.
+EXPORT int lin_attn_attend(
+    const lin_attn::Problem* p, const void* x, int64_t in, const lin_attn::Layer* layers, int32_t normalize,
+    int32_t threads) {
+    const auto attend = p->bf16_tensors ? lin_attn::attend<lin_attn::bf16> : lin_attn::attend<float>;
+    return lin_attn::run(attend, *p, x, in, layers, normalize, threads);
+}
 
 // x (tokens, in) through so many layers; all tensors are bfloat16 or float32.
 EXPORT void lin_attn_project(
