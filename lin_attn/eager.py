@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.nn import Parameter
 
 
@@ -14,16 +15,23 @@ def is_eager() -> bool:
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state()
         or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or _len_torch_dispatch_stack_pre_dispatch()
         or torch._C._functorch.peek_interpreter_stack()
     )
 
 
 def is_bare(*tensors: Tensor) -> bool:
-    """Whether the dispatcher has nothing to do but for autograd: operations run at once on plain CPU tensors."""
+    """Whether the dispatcher has nothing to do but for autograd: operations run at once on plain CPU tensors.
+
+    One whose memory was taken away, as FSDP and offloading do between uses, is none.
+    """
     if not is_eager():
         return False
     for x in tensors:
         if type(x) not in (Tensor, Parameter) or torch._C._dispatch_keys(x).raw_repr() not in _PLAIN:
+            return False
+        if x.untyped_storage().nbytes() == 0 and x.numel() > 0:
             return False
     return True
 

@@ -9,7 +9,7 @@ since the head is one of the leading axes.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -33,6 +33,12 @@ class FeatureMap:
         """φ(x), computed in float32 (float64 for float64) and returned in x's dtype."""
         wide = torch.promote_types(x.dtype, torch.float32)
         return self.forward(x.to(wide)).to(x.dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of a named map, pickled or deep, is that map itself: by identity it is known to the kernels."""
+        if is_registered(self):
+            return feature_map, (self.name,)
+        return FeatureMap, (self.name, self.forward, self.vjp)
 
 
 def _elu1(x: Tensor) -> Tensor:

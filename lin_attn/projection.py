@@ -1,4 +1,8 @@
-"""nn.Linear, faster where a step of decoding on the CPU takes one token, or a few."""
+"""x Wᵀ + b by the CPU kernel where there are a few tokens and nothing for torch to see or keep, else by nn.Linear.
+
+A step of decoding projects one token of each sequence, and what torch calls is made for larger products.
+LIN_ATTN_BACKEND=chunked leaves all to torch.
+"""
 
 from collections.abc import Sequence
 
@@ -14,30 +18,20 @@ from lin_attn.ops.backends import check_backend
 # Up to so many tokens the kernel is faster than torch's product of matrices (benchmarks/projection.py).
 FEW = {torch.float32: 4, torch.bfloat16: 1}
 
-
-class Projection(nn.Linear):
-    """y = x Wᵀ + b, (…, in_features) → (…, out_features); arguments, weights and results are nn.Linear's.
-
-    Up to `FEW` tokens are projected by the CPU kernel, with float32 sums, where autograd keeps nothing of it: what
-    torch calls is made for larger products. LIN_ATTN_BACKEND=chunked leaves all to torch.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
-        layer = self.weight, self.bias
-        if takes(x, (layer,)):
-            return cpu.project(x, (layer,))[0]
-        return F.linear(x, *layer)
+_FORWARD = nn.Linear.forward
 
 
 def project(x: Tensor, *layers: nn.Module) -> list[Tensor]:
-    """x through each of the layers, as if they were called one by one; in one call where the kernel takes it."""
+    """x (…, in_features) through each of the layers, as if they were called one by one; by the kernel in one call.
+
+    Its sums are float32. Layers that are not nn.Linear itself, or that have hooks, are called in any case.
+    """
     by_kernel = _by_kernel(x, layers)
     return [layer(x) for layer in layers] if by_kernel is None else by_kernel
 
 
 def project_gelu(x: Tensor, layer: nn.Module) -> Tensor:
-    """gelu(layer(x)), y Φ(y) with the normal distribution's Φ; in one call where the kernel takes it."""
+    """gelu(layer(x)), y Φ(y) with the normal distribution's Φ, likewise in one call."""
     by_kernel = _by_kernel(x, (layer,), gelu=True)
     return F.gelu(layer(x)) if by_kernel is None else by_kernel[0]
 
@@ -49,16 +43,16 @@ def _by_kernel(x: Tensor, layers: Sequence[nn.Module], *, gelu: bool = False) ->
 
 
 def plain_layers(layers: Sequence[nn.Module]) -> list[cpu.Layer] | None:
-    """Each layer's weights and bias, or None if a call of one would do more than Projection.forward."""
-    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+    """Each layer's weights and bias, or None if a call of one would do more than torch's Linear does."""
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks or nn.Linear.forward is not _FORWARD:
         return None
     found: list[cpu.Layer] = []
     for layer in layers:
-        if type(layer) is not Projection or layer._forward_hooks or layer._forward_pre_hooks:
+        if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
             return None
         parameters = layer._parameters  # as attributes, they would take longer to look up than all else here
         weight = parameters.get("weight")
-        if weight is None or "bias" not in parameters or "forward" in layer.__dict__:
+        if weight is None or "bias" not in parameters or layer._compiled_call_impl or "forward" in layer.__dict__:
             return None
         found.append((weight, parameters["bias"]))
     return found
@@ -76,13 +70,21 @@ def takes(x: Tensor, layers: Sequence[cpu.Layer]) -> bool:
     for parameter in tensors:
         if parameter.dtype != dtype or not parameter.is_contiguous() or (grad and parameter.requires_grad):
             return False
-    for weight, bias in layers:
-        if weight.shape[1] != x.shape[-1] or (bias is not None and bias.numel() != weight.shape[0]):
+    for layer in layers:
+        if not is_layer(layer) or layer[0].shape[1] != x.shape[-1]:
             return False
     return (
         not (grad and x.requires_grad)
         and not torch.is_autocast_enabled("cpu")
         and torch.autograd.forward_ad._current_level < 0
         and check_backend("auto") in ("auto", "cpu")
-        and cpu.unusable() is None
+        and cpu.usable()
     )
+
+
+def is_layer(layer: cpu.Layer) -> bool:
+    """Whether the weights are a matrix (F, E), not empty, and the bias, if any, (F,)."""
+    weight, bias = layer
+    if weight.dim() != 2 or weight.numel() == 0:
+        return False
+    return bias is None or (bias.dim() == 1 and len(bias) == len(weight))

@@ -23,7 +23,7 @@ from lin_attn.attention import (
     SoftmaxAttention,
 )
 from lin_attn.positions import ScorePositions
-from lin_attn.projection import Projection, project, project_gelu
+from lin_attn.projection import project, project_gelu
 from models.config import NetworkConfig
 from models.positions import rotation
 
@@ -105,9 +105,9 @@ class FeedForward(nn.Module):
         gated = config.ffn == "swiglu"
         # Three matrices of 8/3 E hold as many parameters as two of 4 E; a multiple of 16 suits matrix products.
         d_ff = config.d_ff or (round(config.d_model / 6) * 16 if gated else 4 * config.d_model)
-        self.inner = Projection(config.d_model, d_ff, bias=config.bias)
-        self.gate = Projection(config.d_model, d_ff, bias=config.bias) if gated else None
-        self.output = Projection(d_ff, config.d_model, bias=config.bias)
+        self.inner = nn.Linear(config.d_model, d_ff, bias=config.bias)
+        self.gate = nn.Linear(config.d_model, d_ff, bias=config.bias) if gated else None
+        self.output = nn.Linear(d_ff, config.d_model, bias=config.bias)
         self.relu = config.ffn == "relu"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,11 +116,10 @@ class FeedForward(nn.Module):
             gate, inner = project(x, self.gate, self.inner)
             hidden = F.silu(gate) * inner
         elif self.relu:
-            hidden = F.relu(self.inner(x))
+            hidden = F.relu(project(x, self.inner)[0])
         else:
             hidden = project_gelu(x, self.inner)
-        out: Tensor = self.output(hidden)
-        return out
+        return project(hidden, self.output)[0]
 
 
 class Block(nn.Module):

@@ -78,7 +78,7 @@ class CausalLM(TrainedModel):
         """
         check_tokens(tokens, "tokens")
         hidden, state = self.network(tokens, key_mask, state)
-        logits = self.network.head(hidden)
+        logits = self.network.logits(hidden)
         return (logits, state) if return_state else logits
 
     # Training and evaluation

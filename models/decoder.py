@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lin_attn.projection import Projection
+from lin_attn.projection import project
 from models.blocks import Block, ContextState, LayerState, build_norm
 from models.config import NetworkConfig
 from models.embedding import TokenNetwork
@@ -44,13 +44,13 @@ class HeadTransform(nn.Module):
 
     def __init__(self, config: NetworkConfig, width: int) -> None:
         super().__init__()
-        self.dense = Projection(config.d_model, width)
+        self.dense = nn.Linear(config.d_model, width)
         self.activation = nn.ReLU() if config.ffn == "relu" else nn.GELU()
         self.norm = build_norm(config, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """norm(f(W_t hidden + b_t))."""
-        out: Tensor = self.norm(self.activation(self.dense(hidden)))
+        out: Tensor = self.norm(self.activation(project(hidden, self.dense)[0]))
         return out
 
 
@@ -70,7 +70,7 @@ class Decoder(TokenNetwork):
                 "head takes d_model; wanted tie_embeddings false, or head bert"
             )
         self.transform = HeadTransform(config, self.width) if bert else nn.Identity()
-        self.head = Projection(self.width if bert else config.d_model, config.vocab_size, bias=bert)
+        self.head = nn.Linear(self.width if bert else config.d_model, config.vocab_size, bias=bert)
         self.initialize()
 
     def initialize(self) -> None:
@@ -102,6 +102,10 @@ class Decoder(TokenNetwork):
         lengths = tokens.new_zeros(tokens.shape[0]) if state is None else state.lengths
         length = tokens.shape[1] + (0 if state is None else state.length)
         return self.transform(self.norm(x)), DecoderState(tuple(layers), lengths + real, length)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden (…, F) → (…, vocab_size)."""
+        return project(hidden, self.head)[0]
 
     def read(self, memory: Tensor, key_mask: Tensor | None = None) -> tuple[ContextState, ...]:
         """What each layer's cross-attention keeps of the encoder's output (B, N_k, E), made once a source."""

@@ -75,7 +75,7 @@ def stream(
         stopped = torch.zeros(rows, dtype=torch.bool, device=tokens.device)
         hidden, state = read(model, tokens, key_mask)
         for step in range(max_new_tokens):
-            logits = model.network.head(hidden)[:, :known]
+            logits = model.network.logits(hidden)[:, :known]
             if seen is not None:
                 logits = penalized(logits, seen, repetition_penalty)
             token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generators)

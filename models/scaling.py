@@ -66,7 +66,7 @@ def language_model(point: Point) -> Operation:
     def logits() -> tuple[Tensor, Any]:
         with kernel(point.mechanism):
             hidden, after = network(tokens, None, state)
-            return network.head(hidden), after
+            return network.logits(hidden), after
 
     return Operation(torch.no_grad()(logits), state_bytes=None if state is None else state.nbytes)
 

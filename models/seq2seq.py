@@ -119,7 +119,7 @@ class Seq2Seq(TrainedModel):
         Raises:
             ValueError: for tokens that are no integers of two axes and one batch size, or masks that do not fit.
         """
-        logits: Tensor = self.network.head(self._hidden(source, target, source_mask, target_mask))
+        logits: Tensor = self.network.decoder.logits(self._hidden(source, target, source_mask, target_mask))
         return logits
 
     def generate(
@@ -160,7 +160,7 @@ class Seq2Seq(TrainedModel):
 
         def step(tokens: Tensor, state: TranslationState) -> tuple[Tensor, TranslationState]:
             hidden, state = self.network(tokens[:, None], None, state)
-            logits = self.network.head(hidden[:, -1])[:, :known]
+            logits = self.network.decoder.logits(hidden[:, -1])[:, :known]
             return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1), state
 
         was_training = self.training

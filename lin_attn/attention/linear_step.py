@@ -16,7 +16,7 @@ from lin_attn.ops import LinearState
 from lin_attn.ops.linear_attention import EPS
 from lin_attn.ops.linear_reference import least
 from lin_attn.positions import Rotary
-from lin_attn.projection import plain_layers, takes
+from lin_attn.projection import is_layer, plain_layers, takes
 
 if TYPE_CHECKING:
     from lin_attn.attention.linear import LinearAttention
@@ -35,7 +35,10 @@ def step(attention: "LinearAttention", x: Tensor, state: LinearState) -> tuple[T
         and (rotary is None or (type(rotary) is Rotary and rotary.head_dim == dim))
         and attention.causal
         and attention.output_norm is None
+        and attention.rope in ("after", "before", "none")
         and attention.backend in ("auto", "cpu")
+        and attention.n_heads % attention.n_kv_heads == 0
+        and "mix" not in attention.__dict__
         and _fits(layers, attention.n_heads * dim, attention.n_kv_heads * dim, x.dtype)
         and isinstance(state, LinearState)
         and _is_state(state, (x.shape[0], attention.n_kv_heads, dim))
@@ -46,18 +49,17 @@ def step(attention: "LinearAttention", x: Tensor, state: LinearState) -> tuple[T
     sin: Tensor | None = None
     if rotary is not None:
         cos, sin = rotary.tables(1, length, device=x.device, dtype=torch.float32)
-    out, kv, k_sum = cpu.attend(
-        x, layers, kv, k_sum, cos, sin, phi.name, attention.rope, attention.normalize, least(kv, EPS)
-    )
+    rope = "after" if attention.rope == "none" else attention.rope  # as in LinearAttention.mix
+    out, kv, k_sum = cpu.attend(x, layers, kv, k_sum, cos, sin, phi.name, rope, attention.normalize, least(kv, EPS))
     return out, LinearState(kv, k_sum, length + 1)
 
 
 def _fits(layers: list[cpu.Layer], width: int, kv_width: int, dtype: torch.dtype) -> bool:
     """Whether weights have the shapes of their module's sizes, and the output's are such as `takes` asks for."""
     (query, _), (key, _), (value, _), (output, bias) = layers
-    if (query.shape[0], key.shape[0], value.shape[0], output.shape[1]) != (width, kv_width, kv_width, width):
+    if not is_layer(layers[3]):
         return False
-    if bias is not None and bias.numel() != output.shape[0]:
+    if (query.shape[0], key.shape[0], value.shape[0], output.shape[1]) != (width, kv_width, kv_width, width):
         return False
     for parameter in (output,) if bias is None else (output, bias):
         if not (is_bare(parameter) and parameter.dtype == dtype and parameter.is_contiguous()):

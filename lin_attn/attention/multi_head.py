@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lin_attn.positions import Rotary, XPos
-from lin_attn.projection import Projection, project
+from lin_attn.projection import project
 
 
 class MultiHeadAttention(nn.Module):
@@ -52,10 +52,10 @@ class MultiHeadAttention(nn.Module):
         if n_heads % n_kv_heads:
             raise ValueError(f"n_kv_heads is {n_kv_heads}; wanted a divisor of n_heads, {n_heads}")
         self.n_heads, self.n_kv_heads, self.head_dim, self.causal = n_heads, n_kv_heads, head_dim, causal
-        self.query = Projection(d_model, n_heads * head_dim, bias=bias)
-        self.key = Projection(d_model, n_kv_heads * head_dim, bias=bias)
-        self.value = Projection(d_model, n_kv_heads * head_dim, bias=bias)
-        self.output = Projection(n_heads * head_dim, d_model, bias=bias)
+        self.query = nn.Linear(d_model, n_heads * head_dim, bias=bias)
+        self.key = nn.Linear(d_model, n_kv_heads * head_dim, bias=bias)
+        self.value = nn.Linear(d_model, n_kv_heads * head_dim, bias=bias)
+        self.output = nn.Linear(n_heads * head_dim, d_model, bias=bias)
         self.output_norm = nn.RMSNorm(head_dim, eps=1e-6) if output_norm else None
 
     def checked_rotation(self, rope: bool, rope_base: float, rotary: Rotary | XPos | None) -> Rotary | XPos | None:
@@ -110,7 +110,7 @@ class MultiHeadAttention(nn.Module):
         if context is None:
             projected = project(x, self.query, self.key, self.value)
         else:
-            projected = [self.query(x), *project(context, self.key, self.value)]
+            projected = [*project(x, self.query), *project(context, self.key, self.value)]
         q, k, v = map(self._heads, projected)
         heads, state = self.mix(q, k, v, key_mask=key_mask, state=state)
         out = self._joined(heads)
@@ -146,7 +146,7 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ValueError: if the state is none of this attention's.
         """
-        q = self._heads(self.query(x))
+        q = self._heads(project(x, self.query)[0])
         none = q.new_empty(q.shape[0], self.n_kv_heads, 0, self.head_dim)
         return self._joined(self.mix(q, none, none, key_mask=None, state=state)[0])
 
@@ -159,8 +159,7 @@ class MultiHeadAttention(nn.Module):
         """The heads' outputs (B, H, N, D), normalised where that is asked for, side by side and projected."""
         if self.output_norm is not None:
             heads = self.output_norm(heads)
-        out: Tensor = self.output(heads.transpose(1, 2).flatten(2))
-        return out
+        return project(heads.transpose(1, 2).flatten(2), self.output)[0]
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, state: Any) -> tuple[Tensor, Any]:
         """q (B, H, N, D), k and v (B, K, N_k, D) → the heads' outputs (B, H, N, D) and the state after them."""

@@ -1,6 +1,7 @@
 """A token in one call of the kernel: what the long way computes, and only where nothing is out of the ordinary."""
 
 import copy
+import pickle
 import random
 
 import pytest
@@ -100,14 +101,21 @@ def hooked(attention):
     return attention
 
 
+def replaced(attention):
+    attention.mix = lambda q, k, v, *, key_mask, state: (v, state)
+    return attention
+
+
 def swapped(attention):
-    attention.key = torch.nn.Linear(24, 24, bias=False)
+    attention.key = torch.nn.Bilinear(24, 24, 24)
+    attention.key.forward = lambda x: 2 * x
     return attention
 
 
 OUT_OF_THE_ORDINARY = {
     "subclass": lambda: Louder(24, 2),
     "hook": lambda: hooked(LinearAttention(24, 2)),
+    "another mix": lambda: replaced(LinearAttention(24, 2)),
     "another layer": lambda: swapped(LinearAttention(24, 2)),
     "output_norm": lambda: LinearAttention(24, 2, output_norm=True),
     "xPos": lambda: LinearAttention(24, 2, rotary=XPos(12)),
@@ -201,6 +209,39 @@ def test_a_wrong_x_is_the_long_ways_error(shape):
     attention = LinearAttention(24, 2)
     with torch.no_grad(), pytest.raises(ValueError, match="x has shape"):
         attention(torch.randn(shape), state=after(attention, 5), return_state=True)
+
+
+def test_heads_that_do_not_divide_are_the_long_ways_error():
+    attention = LinearAttention(24, 4, 2)
+    state = after(attention, 5)
+    attention.n_heads = 3
+    attention.query.weight = torch.nn.Parameter(attention.query.weight[:18].detach().clone())
+    attention.output.weight = torch.nn.Parameter(attention.output.weight[:, :18].detach().clone())
+    with torch.no_grad(), pytest.raises(ValueError, match="divisor of the 3 heads"):
+        attention(torch.randn(1, 1, 24), state=state, return_state=True)
+
+
+def test_options_changed_later_are_the_long_ways():
+    attention = LinearAttention(24, 2, rope="none")
+    attention.rotary, attention.normalize = Rotary(12), None
+    state, x = after(attention, 5), torch.randn(1, 1, 24)
+    with torch.no_grad():
+        out, new = attention(x, state=state, return_state=True)
+        wanted, wanted_new = MultiHeadAttention.forward(attention, x, state=state, return_state=True)
+        assert torch.equal(out, wanted)
+        assert torch.equal(new.kv, wanted_new.kv)
+        attention.rope = "bogus"
+        with pytest.raises(ValueError, match="rope is 'bogus'"):
+            attention(x, state=state, return_state=True)
+
+
+def test_a_copy_takes_the_same_way(counted):
+    attention = LinearAttention(24, 2)
+    state, x = after(attention, 5), torch.randn(1, 1, 24)
+    with torch.no_grad():
+        for copied in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
+            copied(x, state=state, return_state=True)
+    assert counted == [2]
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "output"])

@@ -5,11 +5,14 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import Linear
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lin_attn.kernels import cpu
-from lin_attn.kernels.cpu import calls
-from lin_attn.projection import FEW, Projection, project, project_gelu
+from lin_attn.kernels.cpu import calls, library
+from lin_attn.projection import FEW, project, project_gelu
 from tests.helpers import TOLERANCE, relative
 
 pytestmark = pytest.mark.skipif(cpu.unusable() is not None, reason="the kernel is not built here")
@@ -79,55 +82,70 @@ def test_the_same_on_one_thread_and_on_all():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_takes_a_few_tokens(dtype, counted):
-    layer = Projection(24, 40).to(dtype)
+    layer = Linear(24, 40).to(dtype)
     with torch.no_grad():
         for tokens in range(1, FEW[dtype] + 1):
-            layer(torch.randn(1, tokens, 24, dtype=dtype))
+            project(torch.randn(1, tokens, 24, dtype=dtype), layer)
             assert counted == [tokens]
-        layer(torch.randn(1, FEW[dtype] + 1, 24, dtype=dtype))
+        project(torch.randn(1, FEW[dtype] + 1, 24, dtype=dtype), layer)
     assert counted == [FEW[dtype]]
     with torch.inference_mode():
-        layer(torch.randn(1, 24, dtype=dtype))
+        project(torch.randn(1, 24, dtype=dtype), layer)
     assert counted == [FEW[dtype] + 1]
 
 
-def test_whoever_looks_on_sees_torchs_linear(counted, monkeypatch):
-    layer, x = Projection(24, 40), torch.randn(1, 1, 24)
-    wanted = F.linear(x, layer.weight, layer.bias)
+class Doubled(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return 2 * out if func is F.linear else out
 
-    out = layer(x)
-    out.sum().backward()
-    assert layer.weight.grad is not None
+
+def test_whoever_looks_on_sees_torchs_linear(counted, monkeypatch):
+    linear, x = Linear(24, 40), torch.randn(1, 1, 24)
+    wanted = linear(x)
+
+    def layer(x):
+        return project(x, linear)[0]
+
+    layer(x).sum().backward()
+    assert linear.weight.grad is not None
     with torch.no_grad():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
         with FlopCounterMode(display=False) as counter:
             layer(x)
         assert counter.get_total_flops() == 2 * 24 * 40
+        with Doubled():
+            assert torch.equal(layer(x), 2 * wanted)
         close(torch.func.vmap(layer)(x.expand(3, 1, 24)), wanted.expand(3, 1, 40), TOLERANCE[torch.float32])
+        linear.requires_grad_(False)  # tracers take no other constants
         assert torch.jit.trace(layer, x, check_trace=False)(x.expand(5, 1, 24)).shape == (5, 1, 40)
+        for early in (False, True):
+            graph = make_fx(layer, pre_dispatch=early)(x)
+            close(graph(2 * x), layer(torch.cat([2 * x] * 9, 1))[:, :1], TOLERANCE[torch.float32])
         with torch.autograd.forward_ad.dual_level():
             dual = layer(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
             tangent = torch.autograd.forward_ad.unpack_dual(dual).tangent
-            close(tangent, layer.weight.sum(1).expand(1, 1, 40), TOLERANCE[torch.float32])
+            close(tangent, linear.weight.sum(1).expand(1, 1, 40), TOLERANCE[torch.float32])
         layer(torch.randn(24, 4).t())  # not contiguous
         assert layer(x[:, :0]).shape == (1, 0, 40)
+        assert project(x, Linear(24, 0))[0].shape == (1, 1, 0)
         monkeypatch.setenv("LIN_ATTN_BACKEND", "chunked")
         assert torch.equal(layer(x), wanted)
     assert counted == [0]
 
 
 def test_layers_of_one_input_are_one_call(counted):
-    layers, x = [Projection(24, size) for size in (40, 8, 8)], torch.randn(1, 1, 24)
+    layers, x = [Linear(24, size) for size in (40, 8, 8)], torch.randn(1, 1, 24)
     with torch.no_grad():
         for got, layer in zip(project(x, *layers), layers, strict=True):
             assert torch.equal(got, cpu.project(x, [(layer.weight, layer.bias)])[0])
         assert counted == [4]
         close(project_gelu(x, layers[0]), F.gelu(layers[0](x)), TOLERANCE[torch.float32])
-        assert counted == [6]
+        assert counted == [5]
         for got, layer in zip(project(x.expand(1, 9, 24), *layers), layers, strict=True):
-            assert torch.equal(got, F.linear(x.expand(1, 9, 24), layer.weight, layer.bias))
-        assert counted == [6]
+            assert torch.equal(got, layer(x.expand(1, 9, 24)))
+        assert counted == [5]
 
 
 def test_a_layer_that_does_more_is_called(monkeypatch):
@@ -136,12 +154,12 @@ def test_a_layer_that_does_more_is_called(monkeypatch):
     def double(layer, _, y):
         return 2 * y
 
-    class Doubling(Projection):
+    class Doubling(Linear):
         def forward(self, x):
             return 2 * super().forward(x)
 
     def doubled(how):
-        layer = Projection(24, 40)
+        layer = Linear(24, 40)
         if how == "hook":
             layer.register_forward_hook(double)
         elif how == "hook before":
@@ -152,6 +170,10 @@ def test_a_layer_that_does_more_is_called(monkeypatch):
             twice = torch.nn.Identity()
             twice.forward = lambda x: 2 * x
             torch.nn.utils.parametrize.register_parametrization(layer, "weight", twice)
+        elif how == "every forward":
+            monkeypatch.setattr(Linear, "forward", lambda layer, x: 2 * F.linear(x, layer.weight, layer.bias))
+        elif how == "compiled":
+            layer._compiled_call_impl = lambda x: 2 * F.linear(x, layer.weight, layer.bias)  # of layer.compile()
         elif how == "forward":
             layer.forward = lambda x: 2 * F.linear(x, layer.weight, layer.bias)
         else:
@@ -161,8 +183,19 @@ def test_a_layer_that_does_more_is_called(monkeypatch):
         return layer
 
     x = torch.randn(1, 1, 24)
-    for how in ("hook", "hook before", "parametrization", "forward", "class", "global hook"):
-        layer, plain = doubled(how), Projection(24, 8)
+    for how in (
+        "hook",
+        "hook before",
+        "parametrization",
+        "forward",
+        "compiled",
+        "class",
+        "global hook",
+        "every forward",
+    ):
+        layer, plain = doubled(how), Linear(24, 8)
+        if how == "every forward":
+            monkeypatch.setattr(torch.nn.modules.module, "_global_forward_hooks", {})
         weight = getattr(getattr(layer, "parametrizations", None), "weight", None)
         wanted = 2 * F.linear(x, layer.weight if weight is None else weight.original, layer.bias)
         with torch.no_grad():
@@ -170,17 +203,34 @@ def test_a_layer_that_does_more_is_called(monkeypatch):
             close(project_gelu(x, layer), F.gelu(wanted), TOLERANCE[torch.float32])
 
 
+def broken(layer, how):
+    if how == "freed weight":
+        layer.weight.untyped_storage().resize_(0)
+    elif how == "freed bias":
+        layer.bias.untyped_storage().resize_(0)
+    else:
+        shape = {"weight of three axes": (40, 24, 3), "none of that weight": (40, 24, 0), "bias": (20,)}[how]
+        setattr(layer, "bias" if how == "bias" else "weight", torch.nn.Parameter(torch.randn(shape)))
+    return layer
+
+
+@pytest.mark.parametrize("how", ["freed weight", "freed bias", "weight of three axes", "none of that weight", "bias"])
+def test_parameters_that_torch_cannot_multiply_are_torchs_error(how):
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        project(torch.randn(1, 24), broken(Linear(24, 40), how))
+
+
 def test_a_wrong_width_is_torchs_error():
     with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        Projection(24, 40)(torch.randn(1, 48))
+        project(torch.randn(1, 48), Linear(24, 40))
     with torch.no_grad(), pytest.raises(RuntimeError):
-        project(torch.randn(()), Projection(24, 40))
+        project(torch.randn(()), Linear(24, 40))
 
 
-def test_weights_are_those_of_linear():
-    layer, other = Projection(24, 40), torch.nn.Linear(24, 40)
-    other.load_state_dict(layer.state_dict())
-    x = torch.randn(1, 1, 24)
-    assert isinstance(layer, torch.nn.Linear)
+def test_without_the_kernel_torch_computes_it_and_nobody_is_warned(counted, monkeypatch, recwarn):
+    monkeypatch.setattr(library, "load", lambda: "no compiler")
+    layer, x = Linear(24, 40), torch.randn(1, 24)
     with torch.no_grad():
-        close(layer(x), other(x), TOLERANCE[torch.float32])
+        assert torch.equal(project(x, layer)[0], layer(x))
+    assert counted == [0]
+    assert not recwarn.list

@@ -11,7 +11,6 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -149,19 +148,27 @@ def compile_sources(compiler: str, flags: list[str], output: Path) -> str | None
     """Makes the library, files side by side, and objects beside it. None, or what went wrong in a line."""
     objects = {source: output.with_name(f"{source.stem}.o") for source in sorted(SOURCES.glob("*.cpp"))}
     commands = [[compiler, *flags, "-c", str(source), "-o", str(target)] for source, target in objects.items()]
-    with ThreadPoolExecutor() as side_by_side:
-        problems = [problem for problem in side_by_side.map(_run, commands) if problem is not None]
     link = [compiler, *flags, "-shared", *map(str, objects.values()), "-o", str(output)]
-    return problems[0] if problems else _run(link)
+    return _run(commands) or _run([link])
 
 
-def _run(command: list[str]) -> str | None:
-    """None, or what went wrong in a line."""
+def _run(commands: list[list[str]]) -> str | None:
+    """Runs them side by side. None, or what went wrong in a line."""
+    running: list[subprocess.Popen[str]] = []
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        for command in commands:
+            running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        said = [process.communicate(timeout=TIMEOUT)[1] for process in running]
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    if said.returncode == 0:
-        return None
-    errors = [line for line in said.stderr.splitlines() if "error" in line] or said.stderr.splitlines()
-    return errors[0] if errors else f"exit status {said.returncode}"
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    for process, stderr in zip(running, said, strict=True):
+        if process.returncode != 0:
+            lines = stderr.splitlines()
+            errors = [line for line in lines if "error" in line] or lines
+            return errors[0] if errors else f"exit status {process.returncode}"
+    return None

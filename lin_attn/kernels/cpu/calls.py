@@ -169,7 +169,7 @@ def attend(
         x.data_ptr(),
         x.shape[2],
         _described(layers, (0, 0, 0, out.data_ptr()), False),
-        normalize,
+        bool(normalize),
         _projecting_threads(layers),
     )
     return out, new_kv, new_k_sum

@@ -65,6 +65,11 @@ def unusable() -> str | None:
     return library
 
 
+def usable() -> bool:
+    """Whether the kernel can be called, for those who go without it as well and need no warning."""
+    return not isinstance(load(), str)
+
+
 def describe() -> str:
     """What was built, in words, or why nothing was."""
     library = load()

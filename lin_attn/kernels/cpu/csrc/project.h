@@ -97,6 +97,7 @@ template <class T>
 void project(const void* x, const Layer* layers, Index count, Index tokens, Index in, int threads) {
     Index rows = 0;
     for (Index l = 0; l < count; ++l) rows += layers[l].out;
+    if (rows == 0) return;
     const Index part = round_up((rows + threads - 1) / threads, 4);
     parallel((rows + part - 1) / part, threads, false, [&](Arena&, Index i) {
         Index begin = i * part, end = begin + part;  // from this layer's first row
